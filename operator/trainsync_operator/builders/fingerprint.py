@@ -28,7 +28,7 @@ def _text(parts: dict[str, str]) -> str:
 
 
 def of_pods(spec: TrainingRunSpec, cluster: Cluster) -> str:
-    """Of everything that the pods of a cluster are made from.
+    """The fingerprint of everything that the pods of a cluster are made from.
 
     How many explorers there are may change at any time, and what the monitor alone decides
     (``maxToKeep``, ``saveTimeoutSeconds``, ``verify``) holds at once.
@@ -46,7 +46,7 @@ def of_pods(spec: TrainingRunSpec, cluster: Cluster) -> str:
 
 
 def of_job(cluster: Cluster) -> str:
-    """Of everything that a cluster's job is made from."""
+    """The fingerprint of everything that a cluster's job is made from."""
     name = f"spec.clusters[{cluster.name}]"
     return _text(
         {

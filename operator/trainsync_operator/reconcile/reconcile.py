@@ -210,7 +210,7 @@ class Reconciler:
     async def _decide(
         self, run: Run, observed: Observed, now: datetime, reads: Reads
     ) -> tuple[Decision, Problem | None]:
-        """What happens next; and why an edit does not, if what it asks for cannot be made."""
+        """Decide what happens next, and why an edit waits if its children cannot be made."""
         state = remembered(run.status)
         decision = attempts.decide(run, state, observed, now)
         if decision.cause not in OF_THE_USER:

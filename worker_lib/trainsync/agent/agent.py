@@ -123,11 +123,11 @@ class Agent:
 
     @property
     def url(self) -> str:
-        """Of the endpoint."""
+        """The endpoint's URL."""
         return self._endpoint.url
 
     def status(self) -> dict[str, Any]:
-        """What the agent knows, for people."""
+        """The agent's knowledge, for people."""
         state, now = self._board.state, time.monotonic()
         newest, failure, judgement = state.newest, state.failure, state.judgement
         why = state.unready(self._limits, now)

@@ -35,7 +35,7 @@ class _Known:
 
 
 class _Manifests:
-    """What is committed, by the same questions as of the monitor's ledger.
+    """Tells of commits on a volume, by the same questions as the monitor's ledger.
 
     A file is read again only when it has changed.
     """

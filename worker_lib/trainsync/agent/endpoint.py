@@ -1,4 +1,4 @@
-"""What the agent tells over HTTP. Nothing here changes anything."""
+"""The agent's HTTP endpoint. No request changes anything."""
 
 import json
 import logging

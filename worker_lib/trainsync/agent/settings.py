@@ -164,7 +164,7 @@ def parser(
 
 
 def read_settings(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Settings:
-    """What the command line and the environment say.
+    """Read the settings from the command line and the environment.
 
     Raises:
         SettingsError: something is missing or wrong.

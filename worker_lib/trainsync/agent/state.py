@@ -1,4 +1,4 @@
-"""What an agent knows, and what follows from it. Pure: no clock, no I/O; times are monotonic."""
+"""An agent's knowledge, and what follows from it. Pure: no clock, no I/O; times are monotonic."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ _MOST_UNPROVEN: Final = 5
 
 
 class Phase(StrEnum):
-    """What the agent does now."""
+    """The agent's present activity."""
 
     WAITING = "waiting"
     FETCHING = "fetching"
@@ -67,7 +67,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Served:
-    """What the server said last."""
+    """The server's last answer about its weights."""
 
     tag: str
     paused: bool
@@ -163,7 +163,7 @@ class State:
         if current and failure is not None and failure.outcome is Outcome.PAUSED:
             failure = None  # only the last answer of the update was lost
         if judgement is not None and (server.paused or server.tag != judgement.tag):
-            judgement = None  # somebody else may have changed its weights
+            judgement = None  # another process may have changed its weights
         state = replace(
             self, server=server, server_error=None, failure=failure, judgement=judgement
         )

@@ -114,7 +114,7 @@ class ServerWatch:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Look, then let nobody look in the block: the answer would be late."""
+        """Look, then hold other looks back in the block: their answers would be late."""
         with self._using:
             self._ask()
             yield

@@ -165,7 +165,7 @@ class FailurePolicy(Model):
         ge=1,
         le=315360000,
         description=(
-            "The run fails so many seconds after its start, whatever restarts are left; no limit "
+            "The run fails so many seconds after its start, even with restarts left; no limit "
             "when absent. Time with spec.suspend true does not count; back-off and waiting for "
             "room do."
         ),

@@ -223,7 +223,7 @@ class RollbackState(StrEnum):
     """What became of ``spec.resumeFrom``."""
 
     ACCEPTED = "Accepted"  # the attempt after `afterAttempt` goes back
-    REFUSED = "Refused"  # for good, whatever is committed later
+    REFUSED = "Refused"  # for good, also after later commits
     DONE = "Done"
 
 

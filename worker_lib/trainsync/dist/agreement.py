@@ -258,7 +258,7 @@ class Agreement:
     def _await(
         self, store: Store, key: str, number: int, doing: str, end: float, *, needs: int
     ) -> _Answer | None:
-        """What is written under ``key`` in round ``number``; None when it is not there at ``end``.
+        """The word under ``key`` in round ``number``; None when it is not there at ``end``.
 
         Args:
             needs: the rank that writes it; a rank that is gone is not waited for.

@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks without waiting for them: words by key, and answers.
+"""Rank 0 tells the other ranks words by key, and answers, without waiting for them.
 
 An `Agreement` keeps ranks in step; here rank 0 may be many steps ahead, or be the only rank that
 calls. The other ranks wait for its word with a deadline, and hear when rank 0 is gone.

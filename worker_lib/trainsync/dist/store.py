@@ -15,7 +15,7 @@ ANSWER_SECONDS: Final = 10.0
 
 
 class Store(Protocol):
-    """What is needed of ``torch.distributed.Store``."""
+    """The needed part of ``torch.distributed.Store``."""
 
     def set(self, key: str, value: str, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...

@@ -48,7 +48,7 @@ class Reason(StrEnum):
     HEAD_NOT_READY = "HeadNotReady"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     STARTUP_DEADLINE_EXCEEDED = "StartupDeadlineExceeded"
-    # Ends the run, whatever the attempt does; Job has the same word.
+    # Ends the run in any state of the attempt; Job has the same word.
     DEADLINE_EXCEEDED = "DeadlineExceeded"
 
 

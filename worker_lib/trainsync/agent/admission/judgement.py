@@ -1,4 +1,4 @@
-"""What is known of the weights that a server has. Pure."""
+"""The judgement on the weights that a server has. Pure."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ Verdict = ProofVerdict
 
 @dataclass(frozen=True)
 class Judgement:
-    """Of the weights that a server has.
+    """The judgement on the weights that a server has.
 
     Attributes:
         tag: of the version that the server says it has.

@@ -31,7 +31,7 @@ class Fetched:
 
 
 class CommittedVersions:
-    """Of a run's directory. One thread.
+    """Reads the committed versions of a run's directory. One thread.
 
     Args:
         directory: of the run; written to, for leases.

@@ -1,4 +1,4 @@
-"""What an agent reports of its server. Pure."""
+"""An agent's report of its server. Pure."""
 
 from typing import Final
 

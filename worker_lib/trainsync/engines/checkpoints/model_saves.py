@@ -22,7 +22,7 @@ class Staged(NamedTuple, Generic[ValueT]):
 
 
 def on_all_ranks(act: Callable[[], ValueT], doing: str) -> list[ValueT]:
-    """What ``act()`` returns on every rank, by rank, if it fails on none. All ranks call it.
+    """Return ``act()`` of every rank, by rank, if it fails on none. All ranks call it.
 
     Args:
         act: returns plain data.

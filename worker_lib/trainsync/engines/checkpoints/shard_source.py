@@ -42,7 +42,7 @@ class ShardSource(Protocol):
         ...
 
     def read(self, name: str, rank: int, world_size: int) -> Any:
-        """What ``rank`` saved as ``name``: model, optim or extra_state; tensors on the CPU.
+        """The part that ``rank`` saved as ``name`` (model, optim, extra_state); tensors on the CPU.
 
         Raises:
             CorruptCheckpointError: it is missing or damaged.

@@ -152,7 +152,7 @@ def origin_generation_config(config: Any) -> Any:
     try:
         # Local files only: a save must not wait for the Hugging Face hub.
         return GenerationConfig.from_pretrained(origin, local_files_only=True)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the model may carry one
+    except Exception as error:  # noqa: BLE001 - with any error, the model may carry one
         logger.info("no generation config at %s: %s", origin, error)
         return None
 

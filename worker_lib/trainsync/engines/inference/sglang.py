@@ -38,7 +38,7 @@ class Engine(Protocol):
 class SGLangEngine:
     """A ``sglang.Engine``.
 
-    Every rank gets all weights and takes its share, whatever the parallelism. No LoRA adapters.
+    Every rank gets all weights and takes its share, in any parallelism. No LoRA adapters.
 
     Args:
         bucket_size: bytes of weights in one call.

@@ -62,8 +62,8 @@ class AsyncLLM(Protocol):
 class VLLMEngine:
     """A ``vllm.LLM`` made with ``weight_transfer_config={"backend": "trainsync"}``.
 
-    A version is copied to shared memory once, and each worker loads its share from there, whatever
-    the parallelism; vLLM handles fused, tied and quantised weights. No LoRA adapters, and no
+    A version is copied to shared memory once, and each worker loads its share from there, in any
+    parallelism; vLLM handles fused, tied and quantised weights. No LoRA adapters, and no
     workers on other hosts.
 
     Args:

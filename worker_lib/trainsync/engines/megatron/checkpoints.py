@@ -290,7 +290,7 @@ class MegatronCheckpoints(MonitoredRetention):
 
 
 class _AsVerlMadeIt:
-    """An engine with the methods that it has now, whatever is put in their place later."""
+    """An engine with its present methods, also when others take their place later."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -350,7 +350,7 @@ class _Committed:
         if not self.rest:
             return json.dumps([socket.gethostname(), []])
         self._same_layout()
-        # The engine opens whatever it likes, so all files count, on every host.
+        # The engine may open any of the files, so all of them count, on every host.
         return json.dumps([socket.gethostname(), sorted(self.sizes)])
 
     def check(self, paths: list[str]) -> str:

@@ -30,7 +30,7 @@ def megatron_load_state_dict(
     subdir: str = "actor",
     timeout: float = 1800.0,
 ) -> None:
-    """Load the weights that `megatron_save_state_dict` saved, whatever the parallel layout was.
+    """Load the weights that `megatron_save_state_dict` saved, in any parallel layout.
 
     Every rank calls this function with the same arguments and reads only the files with its part.
     No live tensor changes before every file is verified against the manifest and every rank has

@@ -299,7 +299,7 @@ def _in_thread(
 
 
 def _here() -> Callable[[], None]:
-    """What makes another thread use the device and the stream of this one."""
+    """A context in which another thread uses the device and the stream of this one."""
     if not torch.accelerator.is_available():
         return lambda: None
     stream: Any = torch.accelerator.current_stream()

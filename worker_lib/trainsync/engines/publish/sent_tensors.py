@@ -181,7 +181,7 @@ def _first_names(tensors: list[NamedTensor]) -> list[NamedTensor]:
 
 
 def other_names(module: torch.nn.Module, lora: LoRAWeights) -> dict[str, list[str]]:
-    """Of weights with several names those that do not come, by the one that does; no collective.
+    """The names of tied weights that are not sent, by the name that is; no collective.
 
     None of FSDP1's, whose shards do not show what is tied, and of merged ones, which come under
     every name.

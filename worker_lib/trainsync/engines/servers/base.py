@@ -1,4 +1,4 @@
-"""What drives a server: the same calls for every kind of server."""
+"""The driver of a server: the same calls for every kind of server."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ class ServerDriver(Protocol):
         """The server's log-probabilities of each prompt's tokens from the second on, each given
         those before it, in nats.
 
-        A paused server answers nobody, so ask after `update`: it generates again then. Until its
+        A paused server answers nothing, so ask after `update`: it generates again then. Until its
         answers are compared, keep it from being ready, so that no request is routed to it.
 
         Args:

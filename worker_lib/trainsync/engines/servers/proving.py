@@ -14,7 +14,7 @@ from trainsync.weights.proof.server_digests import Seen, expected_digests, look
 
 @dataclass(frozen=True)
 class _Last:
-    """What was seen when a version was proven last."""
+    """The observations of the last proof of a version."""
 
     proof: Proof
     said: Logprobs | None
@@ -22,7 +22,7 @@ class _Last:
 
 
 class ServerProver:
-    """What is known of one server process, from version to version. One thread.
+    """Knows one server process, from version to version. One thread.
 
     Make a new one when the server is started anew. Answers of the version before let it see a
     server that has not, or not wholly, taken a step.

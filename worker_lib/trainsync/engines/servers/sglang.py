@@ -49,7 +49,7 @@ _PROMPTS: Final = 16  # of one request for log-probabilities
 
 @dataclass(frozen=True)
 class _Model:
-    """What the server was started from.
+    """The path that the server was started from.
 
     Attributes:
         dtype: of the server; "auto" or a name of torch's.
@@ -203,7 +203,7 @@ class SGLangServer:
         return Update(version, paused - started, time.monotonic() - paused)
 
     def _model(self, deadline: float) -> _Model:
-        """What the server takes.
+        """The names that the server takes.
 
         Its answer passes through SGLang's scheduler, behind an update that another driver began and
         gave up.
@@ -294,7 +294,7 @@ class SGLangServer:
 
 
 def input_logprobs(prompt: Sequence[int], answer: Mapping[str, Any]) -> tuple[float, ...]:
-    """What an answer of ``/generate`` says of a prompt's own tokens, from the second on.
+    """The log-probabilities of a prompt's tokens, from the second on, in a ``/generate`` answer.
 
     Raises:
         KeyError, TypeError, ValueError: it does not say that.

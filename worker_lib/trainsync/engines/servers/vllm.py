@@ -187,7 +187,7 @@ class VLLMServer:
 def prompt_logprobs(
     prompts: Sequence[Sequence[int]], answer: Mapping[str, Any]
 ) -> list[tuple[float, ...]]:
-    """What an answer of ``/v1/completions`` says of the prompts' own tokens.
+    """The log-probabilities of the prompts' own tokens in an answer of ``/v1/completions``.
 
     Raises:
         KeyError, TypeError, ValueError: it does not say that of each of them.

@@ -3,7 +3,7 @@
 verl's trainers write ``data.pt`` and ``transfer_queue/`` into ``global_step_N/`` themselves, after
 the models are staged. During a save, ours gives the trainer a separate directory in place of the
 run's. The commit takes the files there together with the models, so only the monitor writes into
-the step's directory, whatever the trainer's user and umask.
+the step's directory, under any user and umask of the trainer.
 """
 
 import functools

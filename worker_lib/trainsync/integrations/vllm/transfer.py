@@ -149,7 +149,7 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
 
 
 def _takes(model_config: Any) -> list[TensorMeta] | None:
-    """What the model takes; None where only loading can tell: no local checkpoint."""
+    """The names that the model takes; None without a local checkpoint: only loading tells then."""
     folder = Path(model_config.model)
     return checkpoint_tensors(folder) if folder.is_dir() else None
 

@@ -56,7 +56,7 @@ class DeviceDigest:
             del tensor  # at most one is held
 
     def result(self) -> str:
-        """Of all that came; waits for the devices."""
+        """The digest of all bytes that came; waits for the devices."""
         if self._values:
             device = self._values[0].device
             values = torch.stack([value.to(device) for value in self._values])

@@ -41,7 +41,7 @@ def _compiled(*arguments: Any, result: Any) -> Callable[[_Function], _Function]:
 
 @_compiled(types.uint64, types.int64, result=types.uint64)
 def _elements(differ: np.uint64, width: int) -> np.uint64:
-    """Of bits for bytes that differ: a bit for the first byte of every element that does."""
+    """Turn bits for bytes that differ into a bit for the first byte of every element that does."""
     if width >= 2:
         differ |= differ >> np.uint64(1)
     if width >= 4:

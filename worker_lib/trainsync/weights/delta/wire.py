@@ -104,7 +104,7 @@ def change(staged: StagingSet, segments: Iterable[Segment], plan: Sequence[Bucke
     Every byte of it is read, so that a base that is not what it was thought to be is found too.
 
     Args:
-        segments: read to their end, whatever they are: others are behind in the chain.
+        segments: read to their end in any case: others are behind in the chain.
         plan: the buckets of the stream; it is digested bucket by bucket.
 
     Raises:

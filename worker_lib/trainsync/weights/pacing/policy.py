@@ -264,7 +264,7 @@ def _without(run: RunView, version: int | None) -> frozenset[str]:
 
 
 def _urgent(policy: SyncPolicy, run: RunView) -> frozenset[str]:
-    """Whose batch would come too late if the trainer took its next step now."""
+    """The explorers whose batch would come too late if the trainer took its next step now."""
     queued = sorted(run.queued)
     if len(queued) < policy.batches_per_step:
         return frozenset()  # it waits for batches anyway

@@ -55,7 +55,7 @@ def _parts(name: str, tensors: Mapping[str, torch.Tensor]) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What is known of a server's tensors after an update.
+    """Knows the digests of a server's tensors after an update.
 
     Attributes:
         digests: by the server's names.
@@ -71,7 +71,7 @@ class Seen:
 def look(
     digests: Mapping[str, str], expected: Mapping[str, str], before: Seen
 ) -> tuple[Seen, str | None]:
-    """What is known now, and a sentence if the tensors are not of the new version.
+    """The new knowledge, and a sentence if the tensors are not of the new version.
 
     Args:
         digests: that the server gave.

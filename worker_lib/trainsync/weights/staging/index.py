@@ -26,7 +26,7 @@ Row = tuple[str, str, Count, tuple[Count, ...]]
 
 @dataclass(frozen=True, config=RECORD_CONFIG)
 class StagedIndex:
-    """What lies in a segment.
+    """The contents of a segment.
 
     Attributes:
         weight_version: the trainer's global step.

@@ -1,4 +1,4 @@
-"""What the Synchronizer counts: bytes that explorers took, and synchronisations. Pure."""
+"""The Synchronizer's counts: bytes that explorers took, and synchronisations. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Of all versions of an attempt.
+    """Counts over all versions of an attempt.
 
     Attributes:
         taken: bytes, by way.

@@ -87,7 +87,7 @@ def decode_answer(method: str, answer: JsonValue) -> Any:
 
 
 def encode_error(error: BaseException) -> CallError:
-    """What a method raised."""
+    """The error that a method raised."""
     kind = type(error).__name__
     message = str(error) or kind
     if kind not in _ERRORS:

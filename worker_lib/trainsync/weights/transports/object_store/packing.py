@@ -124,7 +124,7 @@ class StreamPacking:
 
     @property
     def schema(self) -> Schema:
-        """Of what this rank sends; complete after the last bucket."""
+        """The schema of this rank's tensors; complete after the last bucket."""
         return Schema(tuple(self._pieces))
 
     def buckets(self) -> Iterator[UploadBucket]:

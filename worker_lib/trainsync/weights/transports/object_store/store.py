@@ -11,7 +11,7 @@ from trainsync.weights.transports.object_store.packing import Bytes
 
 
 def node_id() -> str:
-    """Of the Ray node of this process, whose object store it writes to."""
+    """The id of this process's Ray node, whose object store it writes to."""
     found: str = ray.get_runtime_context().get_node_id()
     return found
 

@@ -160,6 +160,6 @@ class _Seen:
             self._next += 1
 
     def digest(self) -> str:
-        """Of the whole set; all of it is there for every stream of the device then."""
+        """The digest of the whole set; all of it is there for every stream of the device then."""
         self.up_to(self._schema.total)
         return self._digest.result()

@@ -3,7 +3,7 @@
 A segment is a file of a memory file system. The kernel's file locks count its readers, also when a
 process is killed, stopped or cut off: a reader of a version holds a shared lock until its last view
 is gone, and the trainer writes another version only when it gets the exclusive lock. A version that
-an explorer serves is therefore never written to, whatever happens on the network.
+an explorer serves is therefore never written to, also when the network fails.
 """
 
 import ctypes

@@ -56,7 +56,7 @@ class SegmentStore:
 
     @property
     def name(self) -> str:
-        """Of the folder."""
+        """The folder's name."""
         return self._folder.name
 
     def proves(self, answer: object) -> bool:
