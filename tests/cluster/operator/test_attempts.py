@@ -14,7 +14,6 @@ from devcluster.shell import Progress
 from tests.cluster.conftest import Kubectl, wait_until
 from tests.cluster.operator.operator_process import OperatorProcess, running_operator
 from tests.cluster.ray_runs import (
-    POD,
     REPORTING,
     START_SECONDS,
     condition,
@@ -122,17 +121,16 @@ def test_an_edit_that_the_api_server_refuses_costs_no_pod(ns: Kubectl, platform:
     selector = f"{names.LABEL_RUN}=typo,{names.LABEL_ROLE}=Trainer"
     (before,) = ns.list("pod", selector)
     (cluster,) = (ns.get("trainingrun", "typo") or {})["spec"]["clusters"]
-    image = cluster["image"]
+    template = cluster["groups"][0]["template"]
 
     def edit(**container: str) -> None:
-        template = {"spec": {"containers": [{**POD["spec"]["containers"][0], **container}]}}
-        cluster["groups"][0]["template"] = template
+        (ray,) = template["spec"]["containers"]
+        edited = {**template["spec"], "containers": [{**ray, **container}]}
+        cluster["groups"][0]["template"] = {**template, "spec": edited}
         patch = json.dumps({"spec": {"clusters": [cluster]}})
         ns("patch", "trainingrun", "typo", "--type=merge", "-p", patch)
 
-    edit(
-        imge=image
-    )  # a field that no pod has: the TrainingRun's CRD takes it, the RayCluster's not
+    edit(imge="a")  # no pod has this field: the TrainingRun's CRD takes it, the RayCluster's not
 
     def refused() -> bool:
         ready = condition(ns, "typo", "Ready")
