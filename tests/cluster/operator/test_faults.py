@@ -3,6 +3,7 @@
 Whatever happens, a run has one job for each attempt, and no request is asked for in a hot loop.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -150,12 +151,14 @@ def break_the_way(ns: Kubectl, proxy: FaultProxy, operator: OperatorProcess) -> 
     go_on(proxy, operator)
 
     proxy.fail("pods")
-    # Before a child is made, all is read anew; what is there already needs no pods.
+    # A child that is missing is made without a look at pods; a transition needs all children.
     ns("delete", "service", SLEEPERS)
+    wait_until("the child is made again", lambda: ns.get("service", SLEEPERS))
+    suspend(ns, False)
     reason = "the status says so"
     wait_until(reason, lambda: condition(ns, SLEEPER, "Ready")["reason"] == "ApiServerFails")
+    suspend(ns, True)
     go_on(proxy, operator)
-    wait_until("the child is made again", lambda: ns.get("service", SLEEPERS))
 
     counted = unreachable(operator)
     hung = time.monotonic()
@@ -166,6 +169,11 @@ def break_the_way(ns: Kubectl, proxy: FaultProxy, operator: OperatorProcess) -> 
     ns("delete", "service", SLEEPERS)
     assert len([one for one in proxy.asked(hung) if not one.watches]) < 30
     go_on(proxy, operator)
+
+
+def suspend(ns: Kubectl, suspended: bool) -> None:
+    patch = json.dumps({"spec": {"suspend": suspended}})
+    ns("patch", "trainingrun", SLEEPER, "--type=merge", "-p", patch)
 
 
 def go_on(proxy: FaultProxy, operator: OperatorProcess) -> None:
