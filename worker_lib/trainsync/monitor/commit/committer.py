@@ -108,6 +108,9 @@ class Committer:
     def commit(self, commit: Commit, stamps: Mapping[str, Stamp], now: datetime) -> CommittedInfo:
         """Promote the files and write the manifest.
 
+        Fsyncs come in this order: the receipts' directory, those of the renamed files
+        (`promote.promote`), the manifest and its directory (`atomic.write_bytes`).
+
         Args:
             stamps: of every file, from `verify`.
 

@@ -2,5 +2,6 @@
 
 Begin at `receipts` (what a rank leaves), `promote` (files move to their step), `manifest` (the
 commit point) and `pointers`; `retention` and `superseding` say what may go, `rollback` what lies
-aside. Their JSON files are read and written by `trainsync.storage.records`.
+aside. `trainsync.storage.records` reads and writes their JSON files, and has the messages of
+damaged ones.
 """
