@@ -35,9 +35,19 @@ def victim(platform: Platform) -> Iterator[str]:
     devcluster("up")
 
 
-# Longer than this cluster waits until it gives up a node; the node's attempt trains on meanwhile.
+# Longer than pods with `SOON` stay bound to a silent node; the node's attempt trains on meanwhile.
 CUT = ("node-cut", VICTIM, "20")
 KILL = ("node-kill", VICTIM)
+# In place of the operator's own tolerations, of 30 s.
+SOON = [
+    {
+        "key": f"node.kubernetes.io/{state}",
+        "operator": "Exists",
+        "effect": "NoExecute",
+        "tolerationSeconds": 5,
+    }
+    for state in ("not-ready", "unreachable")
+]
 
 
 @pytest.mark.parametrize("loss", [KILL, CUT], ids=lambda loss: str(loss[0]))
@@ -50,7 +60,7 @@ def test_when_a_node_is_lost_the_next_attempt_goes_on_and_the_lost_one_commits_n
     run = start(
         *(loss[0], *ARGUMENTS, "--step-seconds", "1"),
         interval=INTERVAL,
-        pod={"affinity": affinity},
+        pod={"affinity": affinity} | ({"tolerations": SOON} if loss is CUT else {}),
     )
     before = run.wait(lambda now, _: (now.committed or 0) >= INTERVAL, "the first commit", 150)
     assert where_ray_runs(platform, run) == {victim}
