@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainsync.checkpoint.coordinator import CheckpointCoordinator
+    from trainsync.checkpoint.data_cursor import data_cursor_file
     from trainsync.checkpoint.load.loading import Loaded, load_rank_shard, load_shard, load_sharded
     from trainsync.checkpoint.load.resume import Resume
     from trainsync.checkpoint.save.registration import all_ranks
     from trainsync.checkpoint.training_state import training_state
+    from trainsync.data.cursor import DataCursor
+    from trainsync.data.loader import TrackedLoader
     from trainsync.dist.errors import PeerLostError
     from trainsync.engines.fsdp.checkpoint_manager import FSDPCheckpointManager
     from trainsync.engines.fsdp.state_dicts import fsdp_save_state_dict, fsdp_upload_state_dict
@@ -44,6 +47,7 @@ _HOMES = {
     "AsyncVLLMEngine": "trainsync.engines.inference.vllm",
     "CheckpointCoordinator": "trainsync.checkpoint.coordinator",
     "CheckpointMonitor": "trainsync.runtime.checkpoint_monitor",
+    "DataCursor": "trainsync.data.cursor",
     "ExplorerClient": "trainsync.weights.explorer.client",
     "FSDPCheckpointManager": "trainsync.engines.fsdp.checkpoint_manager",
     "Loaded": "trainsync.checkpoint.load.loading",
@@ -57,11 +61,13 @@ _HOMES = {
     "Synchronizer": "trainsync.weights.synchronizer.actor",
     "TrainedMegatron": "trainsync.engines.megatron.engine",
     "TrainedModule": "trainsync.engines.module_engine",
+    "TrackedLoader": "trainsync.data.loader",
     "Uploader": "trainsync.weights.transports.object_store.upload",
     "VLLMEngine": "trainsync.engines.inference.vllm",
     "WeightPublisher": "trainsync.engines.publish.publisher",
     "Weights": "trainsync.weights.transports.base",
     "all_ranks": "trainsync.checkpoint.save.registration",
+    "data_cursor_file": "trainsync.checkpoint.data_cursor",
     "fsdp_save_state_dict": "trainsync.engines.fsdp.state_dicts",
     "fsdp_sync_weight_nccl": "trainsync.engines.publish.model_update_group",
     "fsdp_upload_state_dict": "trainsync.engines.fsdp.state_dicts",
@@ -82,6 +88,7 @@ __all__ = [
     "AsyncVLLMEngine",
     "CheckpointCoordinator",
     "CheckpointMonitor",
+    "DataCursor",
     "ExplorerClient",
     "FSDPCheckpointManager",
     "Loaded",
@@ -93,6 +100,7 @@ __all__ = [
     "RunContext",
     "SGLangEngine",
     "Synchronizer",
+    "TrackedLoader",
     "TrainedMegatron",
     "TrainedModule",
     "Uploader",
@@ -100,6 +108,7 @@ __all__ = [
     "WeightPublisher",
     "Weights",
     "all_ranks",
+    "data_cursor_file",
     "fsdp_save_state_dict",
     "fsdp_sync_weight_nccl",
     "fsdp_upload_state_dict",

@@ -12,6 +12,7 @@ import torch
 
 from trainsync.api.protocol import SaveKind, SaveStatus
 from trainsync.api.spec import SAVE_DEADLINE_SECONDS, SyncMethod
+from trainsync.checkpoint.data_cursor import HasState, data_cursor_file
 from trainsync.checkpoint.load.resume import report_damage
 from trainsync.checkpoint.reference_calls import (
     PlainFunction,
@@ -184,6 +185,7 @@ class CheckpointCoordinator:
         dataloader: Stateful | None = None,
         generators: Mapping[str, torch.Generator] | None = None,
         extra: Mapping[str, Any] | None = None,
+        data_cursor: HasState | Mapping[str, Any] | None = None,
         subdir: str = "actor",
         attachments: Mapping[str, bytes] | None = None,
         overlapped: bool | None = None,
@@ -198,6 +200,9 @@ class CheckpointCoordinator:
         Args:
             model: given to ``fully_shard``, DistributedDataParallel or ``torch.compile``, or plain.
             generators, extra: see `trainsync.training_state`.
+            data_cursor: which data the model has learned from: a `trainsync.DataCursor`, or the
+                ``state_dict()`` of one that another process holds. Rank 0 saves its own;
+                `RunContext.data_cursor` goes on from it.
             attachments: small files beside rank 0's shard, such as those of
                 `trainsync.huggingface_files`, with which the checkpoint can be merged.
             subdir, overlapped: see `save_async`.
@@ -207,7 +212,7 @@ class CheckpointCoordinator:
 
         Raises:
             What `save_async` raises; what the monitor refuses is raised by the next call.
-            TypeError: something is not what its argument says.
+            TypeError: something is not what its argument says, or JSON cannot hold the cursor.
             StateMismatchError: the model is wrapped in FSDP1.
         """
         self._saves.lifetime.check_open(f"save of step {global_step}")
@@ -219,6 +224,9 @@ class CheckpointCoordinator:
             generators=generators,
             extra=extra,
         )
+        small = dict(attachments or {})
+        if data_cursor is not None:
+            small |= data_cursor_file(data_cursor)
         states = {component: training.state(component) for component in training.components()}
         for component, state in states.items():
             refuse_empty(component, state)  # before the save is registered
@@ -237,7 +245,7 @@ class CheckpointCoordinator:
                 state,
                 global_step,
                 subdir=subdir,
-                attachments=attachments if (component, self.rank) == (MODEL, 0) else None,
+                attachments=small if (component, self.rank) == (MODEL, 0) else None,
                 overlapped=overlapped,
             ):
                 return False  # with one part skipped the whole save is aborted

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from trainsync.checkpoint.coordinator import CheckpointCoordinator
     from trainsync.checkpoint.save.part import WhenFull
+    from trainsync.data.cursor import DataCursor
     from trainsync.runtime.relays.synchronizer_host import SynchronizerHost
     from trainsync.weights.explorer.client import ExplorerClient
     from trainsync.weights.pacing.loops import ExplorerPace, TrainerPace
@@ -215,6 +216,44 @@ class RunContext(RunDescription):
         if not self._asked_resume:
             self._resume_from(self.monitor.resume())
         return self._resumed
+
+    def data_cursor(
+        self,
+        length: int,
+        *,
+        epochs: int | None = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        subdir: str = "actor",
+    ) -> "DataCursor":
+        """Deals out the items of a dataset, going on from the checkpoint that `resume` names.
+
+        For the one process that holds the cursor, mostly the driver; other ranks need not call it.
+        Give the cursor, or its ``state_dict()``, to `CheckpointCoordinator.save`.
+
+        Args:
+            length, epochs, shuffle, seed: see `trainsync.DataCursor`.
+            subdir: as given to the save.
+
+        Raises:
+            DataMismatchError: the checkpoint's cursor is of another dataset, or it has none.
+            What `resume` raises.
+        """
+        from trainsync.data.cursor import DataCursor
+        from trainsync.data.errors import DataMismatchError
+
+        cursor = DataCursor(length, epochs=epochs, shuffle=shuffle, seed=seed)
+        resume = self.resume_here()
+        if resume is not None:
+            state = resume.data_cursor(subdir)
+            if state is None:
+                raise DataMismatchError(
+                    f"the checkpoint of step {resume.step} has no data cursor in {subdir!r}: it "
+                    "was saved without data_cursor=. To go on with all items anew, make a "
+                    "trainsync.DataCursor"
+                )
+            cursor.load_state_dict(state)
+        return cursor
 
     def _ask_resume(self) -> str:
         point = self.monitor.resume()

@@ -3,19 +3,26 @@
 Needs no torch. The choice is the monitor's: `trainsync.monitor.resume.choice`.
 """
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from trainsync.api.protocol import DamageReport, ResumePoint, SaveKind
+from trainsync.checkpoint.data_cursor import DATA_CURSOR_FILE
 from trainsync.checkpoint.errors import CorruptCheckpointError
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.errors import MonitorError
 from trainsync.storage.errors import StorageError
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.saves.manifest import Manifest, check_manifest, read_manifest
+from trainsync.storage.saves.manifest import (
+    Manifest,
+    check_file,
+    check_manifest,
+    read_manifest,
+)
 from trainsync.storage.saves.receipts import FileEntry
 
 logger = logging.getLogger(__name__)
@@ -48,6 +55,22 @@ class Resume:
             f"the checkpoint of step {self.step} has no {path}; it has "
             + ", ".join(entry.path for entry in self.manifest.files[:20])
         )
+
+    def data_cursor(self, subdir: str = "actor") -> dict[str, Any] | None:
+        """The state of the data cursor that was saved with this step; None when none was.
+
+        Raises:
+            CorruptCheckpointError: the file is missing, or differs from the manifest.
+        """
+        path = f"{subdir}/{DATA_CURSOR_FILE}" if subdir else DATA_CURSOR_FILE
+        if all(entry.path != path for entry in self.manifest.files):
+            return None
+        try:
+            check_file(self.path, self.entry(path), with_digest=True)
+            state: dict[str, Any] = json.loads((self.path / path).read_bytes())
+        except (OSError, StorageError, ValueError) as error:
+            raise self.damaged(str(error)) from error
+        return state
 
     def damaged(self, what: str) -> CorruptCheckpointError:
         """The error for a file that differs, or cannot be read; the run's monitor is told."""
