@@ -14,8 +14,10 @@ _TOKEN_VOLUME: Final = "trainsync-token"
 _TOKEN_SECONDS: Final = 3600
 _GRACE_SECONDS: Final = 30  # Kubernetes's default
 ROLE_HEAD: Final = "Head"
+# A value in the template takes precedence over these.
+#
 # How often Ray deletes unused objects. Ray's default is one second, during which two versions of
-# the weights would take the store's memory. A value in the template takes precedence.
+# the weights would take the store's memory.
 _RAY_DEFAULT: Final = {"name": "RAY_free_objects_period_milliseconds", "value": "10"}
 
 
@@ -127,6 +129,15 @@ def _hold(target: Target, spec: dict[str, Any], ray: dict[str, Any]) -> None:
     ray.setdefault("lifecycle", {}).setdefault("preStop", {"exec": {"command": command}})
 
 
+def _tracker_defaults(target: Target) -> list[dict[str, str]]:
+    """One run of Weights & Biases for all attempts, as wandb reads it."""
+    return [
+        {"name": "WANDB_RUN_ID", "value": target.run.uid},
+        {"name": "WANDB_NAME", "value": target.run.name},
+        {"name": "WANDB_RESUME", "value": "allow"},
+    ]
+
+
 def inject(
     target: Target, cluster: Cluster, group: Group | None, template: dict[str, Any] | None
 ) -> dict[str, Any]:
@@ -148,7 +159,8 @@ def inject(
     variables: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in environment.items()]
     node = {"fieldRef": {"apiVersion": "v1", "fieldPath": "spec.nodeName"}}
     variables.append({"name": env.NODE_NAME, "valueFrom": node})
-    own = replace_named([_RAY_DEFAULT], first.get("env") or [], "name")
+    defaults = [_RAY_DEFAULT, *_tracker_defaults(target)]
+    own = replace_named(defaults, first.get("env") or [], "name")
     first["env"] = replace_named(own, variables, "name")
     own_mounts = first.get("volumeMounts") or []
     first["volumeMounts"] = replace_named(own_mounts, RUN_MOUNTS, "mountPath")

@@ -122,6 +122,18 @@ def test_a_templates_own_period_of_ray_is_kept() -> None:
     assert env_of(trainer_pod(built_cluster(changed)))[own["name"]] == "500"
 
 
+def test_all_attempts_are_one_run_of_a_tracker_unless_the_template_says_otherwise() -> None:
+    names = ("WANDB_RUN_ID", "WANDB_NAME", "WANDB_RESUME")
+    environment = env_of(trainer_pod(built_cluster()))
+    assert [environment[name] for name in names] == [UID, "tiny", "allow"]
+    changed = spec()
+    own = {"name": "WANDB_RUN_ID", "value": "mine"}
+    changed["clusters"][0]["groups"][0]["template"] = {
+        "spec": {"containers": [{"name": "ray-worker", "env": [own]}]}
+    }
+    assert env_of(trainer_pod(built_cluster(changed)))["WANDB_RUN_ID"] == "mine"
+
+
 def test_a_pod_is_told_the_size_of_buckets_as_it_was_written() -> None:
     assert SYNC_BUCKET_SIZE not in env_of(trainer_pod(built_cluster()))
     chosen = spec(sync={"method": "nccl", "bucketSize": "64Mi"})

@@ -18,6 +18,7 @@ from trainsync.monitor.client.sender import LatestWinsSender
 from trainsync.monitor.errors import ClaimRefusedError, MonitorUnavailableError
 from trainsync.runtime.context import RunContext
 from trainsync.runtime.errors import JoinError, SettingsError
+from trainsync.runtime.reporting import progress_report
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.claims import LOCAL_UID, read_claims
 
@@ -163,6 +164,28 @@ def test_reports_reach_the_monitor(tmp_path: Path) -> None:
         eventually(lambda: context.reports.sent + context.reports.superseded == 50)
 
 
+def test_links_stay_in_later_reports_until_they_change(tmp_path: Path) -> None:
+    with local(tmp_path / "run") as context:
+        context.report(1, links={"W&B": "https://w.test/1", "MLflow": "http://m.test:5000/a?b=c"})
+        context.report(2, links={"W&B": "https://w.test/2"})
+        with pytest.raises(ValueError, match="links"):
+            context.report(3, links={"W&B": "file:///etc/passwd"})
+        context.report(4)
+        monitor = context.monitor
+        assert isinstance(monitor, LocalMonitorClient)
+
+        def links() -> dict[str, str] | None:
+            progress = monitor.view().progress
+            return progress.links if progress is not None and progress.step == 4 else None
+
+        expected = {"W&B": "https://w.test/2", "MLflow": "http://m.test:5000/a?b=c"}
+        eventually(lambda: links() == expected)
+
+
+def test_a_report_without_links_is_one_that_an_older_monitor_takes() -> None:
+    assert "links" not in progress_report(1, 2, {}).to_json_dict()
+
+
 def test_the_last_report_is_sent_by_close(tmp_path: Path) -> None:
     context = local(tmp_path / "run")
     context.report(1)
@@ -196,6 +219,8 @@ def test_a_wrong_report_is_an_error_at_once(tmp_path: Path) -> None:
         ),
         ((3, 2, None), "report: step 3 is after the last one, total is 2"),
         ((True, 2, None), "report: step is True, expected an integer"),
+        ((1, 2, None, {"W&B": "javascript:x()"}), "report: links are .*, expected at most 8 names"),
+        ((1, 2, None, {"": "https://w.test"}), "report: links are .*, expected at most 8 names"),
     ],
 )
 def test_what_a_report_cannot_say_is_refused_in_a_sentence(

@@ -203,12 +203,18 @@ class Farewell(Model):
     state: FarewellState
 
 
+LinkName = Annotated[str, Field(min_length=1, max_length=32)]
+LinkUrl = Annotated[str, Field(pattern=r"^https?://[^\s\"'<>]+$", max_length=512)]
+
+
 class ProgressReport(Model):
     """POST /v1/progress."""
 
     step: int = Field(ge=0)
     total_steps: int | None = Field(default=None, ge=0)
     metrics: dict[str, float] = Field(default_factory=dict, max_length=64)
+    # None, and so not sent, without links: an older monitor refuses the field.
+    links: dict[LinkName, LinkUrl] | None = Field(default=None, min_length=1, max_length=8)
 
 
 class ExplorerReport(Model):

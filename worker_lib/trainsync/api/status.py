@@ -133,6 +133,10 @@ class Progress(Model):
     metrics: dict[str, float] = Field(
         default_factory=dict, description="Newest value of each metric that the trainer reported."
     )
+    links: dict[str, str] | None = Field(
+        default=None,
+        description="Pages about the run elsewhere that the trainer reported, such as its W&B run.",
+    )
 
 
 class CommittedSave(Model):

@@ -136,7 +136,11 @@ class RunContext(RunDescription):
         return self._connection.client(on_open=lambda: ending.keep(self))
 
     def report(
-        self, step: int, total: int | None = None, metrics: Mapping[str, float] | None = None
+        self,
+        step: int,
+        total: int | None = None,
+        metrics: Mapping[str, float] | None = None,
+        links: Mapping[str, str] | None = None,
     ) -> None:
         """Tell the monitor where training is; returns at once.
 
@@ -147,12 +151,17 @@ class RunContext(RunDescription):
             step: the last completed global step.
             total: steps that the run will have.
             metrics: at most 64 numbers; of one that becomes NaN or infinite a line is logged.
+            links: pages about the run elsewhere, by name, such as ``{"W&B": wandb.run.url}``; told
+                once, the process's later reports repeat them. The run's status and page show them.
 
         Raises:
             FencedError: an earlier report was refused because a newer attempt runs: exit.
             ValueError: the report itself is wrong: a step after ``total``, say.
         """
-        self._progress.send(progress_report(step, total, metrics), self.monitor)
+        known = self._progress.links | dict(links or {})
+        report = progress_report(step, total, metrics, known)
+        self._progress.links = known
+        self._progress.send(report, self.monitor)
 
     @property
     def reports(self) -> SenderStats:

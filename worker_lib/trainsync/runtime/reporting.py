@@ -7,6 +7,8 @@ import threading
 from collections.abc import Mapping
 from numbers import Real
 
+from pydantic import ValidationError
+
 from trainsync.api.protocol import ProgressReport
 from trainsync.checkpoint.save.registration import AWAY
 from trainsync.monitor.client.base import MonitorClient
@@ -19,7 +21,10 @@ MAX_METRICS = 64
 
 
 def progress_report(
-    step: int, total: int | None, metrics: Mapping[str, float] | None
+    step: int,
+    total: int | None,
+    metrics: Mapping[str, float] | None,
+    links: Mapping[str, str] | None = None,
 ) -> ProgressReport:
     """The report for the monitor.
 
@@ -46,7 +51,18 @@ def progress_report(
             )
     numbers = {metric: float(value) for metric, value in metrics.items()}
     last = None if total is None else operator.index(total)
-    return ProgressReport(step=operator.index(step), total_steps=last, metrics=numbers)
+    try:
+        return ProgressReport(
+            step=operator.index(step),
+            total_steps=last,
+            metrics=numbers,
+            links=dict(links) if links else None,
+        )
+    except ValidationError as error:  # all else was checked above
+        raise ValueError(
+            f"report: links are {links!r}, expected at most 8 names of at most 32 characters with "
+            "http:// or https:// URLs of at most 512"
+        ) from error
 
 
 def not_finite(report: ProgressReport) -> dict[str, str]:
@@ -69,6 +85,8 @@ class ProgressReports:
         self._sender: LatestWinsSender[ProgressReport] | None = None
         self._lock = threading.Lock()  # guards the sender
         self._not_finite: frozenset[str] = frozenset()  # metrics of the last report
+        self.links: dict[str, str] = {}
+        """All links that were reported, which each report repeats."""
 
     @property
     def stats(self) -> SenderStats:

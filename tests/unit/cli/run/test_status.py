@@ -95,6 +95,13 @@ def test_conditions_that_are_not_well_are_told_and_others_are_not(
         assert well not in text
 
 
+def test_pages_elsewhere_are_named(call: Call, server: ApiServer) -> None:
+    run = training_run()
+    run["status"]["progress"]["links"] = {"W&B": "https://w.test/1"}
+    server.set_runs(run)
+    assert "W&B https://w.test/1" in call("status", "run").stdout
+
+
 def test_servers_are_shown_with_their_proof_the_worst_first(call: Call, server: ApiServer) -> None:
     run = training_run()
     of = {"servers": "rollouts", "lag": 0}
@@ -269,6 +276,7 @@ def test_what_comes_from_the_cluster_cannot_drive_the_terminal(
     evil = "\x1b]0;owned\x07[bold red]markup[/bold red]\u202egnp"
     run = training_run(conditions=[condition("Ready", "False", evil)])
     run["status"]["progress"]["metrics"] = {evil: 1.0}
+    run["status"]["progress"]["links"] = {evil: f"https://{evil}"}
     run["status"]["checkpoint"]["lastError"] = evil
     run["status"]["weights"]["explorers"][0] |= {"id": evil, "state": "lost", "message": evil}
     of = {"servers": evil, "version": 1, "lag": 0, "ready": False}

@@ -8,6 +8,7 @@ import pytest
 from trainsync.api.page import AttemptStart, News, NewsKind
 from trainsync.api.protocol import SaveKind
 from trainsync.api.status import CheckpointStatus, Progress, ServerWeights, WeightsStatus
+from trainsync.api.words import clean
 from trainsync.monitor.page import document, timeline_svg
 
 from tests.unit.monitor.page.pages import EVIL, NOW, before, explorers, page, saves
@@ -102,7 +103,7 @@ def test_nothing_is_fetched_and_no_style_or_handler_is_inline() -> None:
     for tag, attributes in reader.elements:
         assert not {"src", "style", "srcset"} & set(attributes), (tag, attributes)
         assert not [name for name in attributes if name.startswith("on")]
-        assert not (attributes.get("href") or "").startswith(("http", "//", "/"))
+        assert tag == "a" or not (attributes.get("href") or "").startswith(("http", "//", "/"))
     assert not reader.tags("link")
     policy = document.HEADERS["Content-Security-Policy"]
     assert "default-src 'none'" in policy
@@ -115,7 +116,12 @@ def test_names_from_elsewhere_are_text_wherever_they_are() -> None:
         namespace=EVIL,
         phase=EVIL,
         problem=EVIL,
-        progress=Progress(step=1, last_report_time=NOW, metrics={EVIL: 1.0}),
+        progress=Progress(
+            step=1,
+            last_report_time=NOW,
+            metrics={EVIL: 1.0},
+            links={EVIL: f"https://{EVIL}", "script": "javascript:evil()"},
+        ),
         checkpoint=CheckpointStatus(last_error=EVIL),
         weights=WeightsStatus(
             trainer_version=1,
@@ -134,10 +140,20 @@ def test_names_from_elsewhere_are_text_wherever_they_are() -> None:
     )
     assert len(reader.tags("script")) == 1
     assert reader.tags("img") == []
+    assert [a["href"] for a in reader.tags("a") if "rel" in a] == [f"https://{clean(EVIL)}"]
     assert not [a for _, a in reader.elements for key in a if key.startswith("on")]
     assert reader.text.count("<script>evil()</script>") >= 8
     assert "\x1b" not in reader.text
     assert "\u202e" not in reader.text
+
+
+def test_links_lead_elsewhere_and_take_nothing_along() -> None:
+    links = {"W&B": "https://wandb.test/run?a=1&b=2"}
+    reader = read(progress=Progress(step=1, last_report_time=NOW, links=links))
+    (link,) = (a for a in reader.tags("a") if "rel" in a)
+    assert link["href"] == links["W&B"]
+    assert link["rel"] == "noopener noreferrer"
+    assert "W&B" in reader.text
 
 
 def test_thousands_of_saves_make_a_small_page() -> None:

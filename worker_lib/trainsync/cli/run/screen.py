@@ -150,6 +150,8 @@ def _progress(report: RunReport) -> list[Row]:
         if more:
             text.append(f", and {more} more (--json)", style="dim")
         rows.append(("metrics", text))
+    for label, url in sorted((progress.links or {}).items()):
+        rows.append(("link", cell(f"{label} {url}")))
     return rows
 
 

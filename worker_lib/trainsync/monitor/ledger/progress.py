@@ -80,6 +80,7 @@ class ProgressTracker:
             eta=self._eta(now, step),
             last_report_time=now,
             metrics={k: v for k, v in self._last.metrics.items() if math.isfinite(v)},
+            links=self._last.links,
         )
 
     def _steps_per_minute(self) -> float | None:

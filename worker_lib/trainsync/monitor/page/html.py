@@ -17,6 +17,13 @@ def name(value: object) -> str:
     return f"<bdi>{text(value)}</bdi>"
 
 
+def link(label: str, url: str) -> str:
+    """A link to a page elsewhere, which learns nothing of this one; text if it is no web page."""
+    if not url.startswith(("https://", "http://")):
+        return f"{name(label)} {text(url)}"
+    return f'<a href="{text(url)}" rel="noopener noreferrer" target="_blank">{name(label)}</a>'
+
+
 def ago(then: datetime, now: datetime) -> str:
     """The time since ``then``, which the page's script keeps up to date."""
     exact = f"{words.clock(then)} UTC"

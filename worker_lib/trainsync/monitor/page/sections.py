@@ -18,7 +18,18 @@ from trainsync.api.status import (
     ServerWeights,
 )
 from trainsync.monitor.page import timeline_svg
-from trainsync.monitor.page.html import ago, ahead, bar, exact, facts, name, pill, table, text
+from trainsync.monitor.page.html import (
+    ago,
+    ahead,
+    bar,
+    exact,
+    facts,
+    link,
+    name,
+    pill,
+    table,
+    text,
+)
 
 _PHASES: Final = {
     "Running": "good",
@@ -92,6 +103,8 @@ def progress(page: RunPage) -> str:
         if at.eta is not None and at.eta > page.time:
             rows.append(("done in", ahead(at.eta, page.time)))
         rows.append(("reported", ago(at.last_report_time, page.time)))
+    if at.links:
+        rows.append(("elsewhere", " · ".join(link(*known) for known in sorted(at.links.items()))))
     made += facts(rows)
     if at.metrics:
         listed = sorted(at.metrics.items())
