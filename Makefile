@@ -89,11 +89,14 @@ release-check: setup ## Wheel, sdist, chart package and SBOM into build/release,
 	$(BIN)/python -m release --uv $(UV)
 
 ##@ Test
-.PHONY: test test-unit test-distributed test-cluster test-e2e test-monitoring test-kueue test-vllm test-vllm-cluster test-sglang test-compat faults
-test: test-unit test-distributed test-cluster test-e2e ## All of the below, the fast ones first
+.PHONY: test test-unit test-store test-distributed test-cluster test-e2e test-monitoring test-kueue test-vllm test-vllm-cluster test-sglang test-compat faults
+test: test-unit test-store test-distributed test-cluster test-e2e ## All of the below, the fast ones first
 
 test-unit: setup ## A minute or two, on all cores: no processes, no cluster
 	$(PYTEST) tests/unit -n auto --maxprocesses 8 --dist worksteal
+
+test-store: setup ## A minute: checkpoints in object storage, on a real S3 server (3 min of Go builds the first time)
+	$(PYTEST) tests/store
 
 test-distributed: setup ## Ten minutes: torch.distributed and Ray on this machine, two files at a time
 	$(PYTEST) tests/distributed -n 2 --dist loadfile --no-loadscope-reorder
