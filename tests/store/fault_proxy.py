@@ -88,7 +88,7 @@ class FaultProxy:
         server = _Listener(("127.0.0.1", 0), _Handler)
         server.proxy = self
         self.port = server.server_address[1]
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         try:
             yield self

@@ -36,6 +36,8 @@ def answer(status: int, code: str = "", more: str = "") -> str:
         (OSError(answer(409, "OperationAborted")), StoreUnavailableError, "409"),
         (OSError(answer(429)), StoreUnavailableError, "429"),
         (OSError(answer(416, "InvalidRange")), StoreRefusedError, "416, InvalidRange"),
+        (OSError("failed for key k: hush (code: AccessDenied)"), StoreRefusedError, "access is"),
+        (OSError("failed for key k: hush (code: InternalError)"), StoreUnavailableError, "failed"),
         (OSError("dns error: x"), StoreUnavailableError, "cannot be resolved"),
         (OSError("kind: TimedOut"), StoreUnavailableError, "did not answer in time"),
         (OSError("http://169.254.169.254/latest/api/token"), StoreRefusedError, "no credentials"),

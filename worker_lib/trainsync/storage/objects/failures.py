@@ -16,7 +16,8 @@ from trainsync.storage.objects.errors import (
 )
 
 _STATUS: Final = re.compile(r"status(?: code)?:?\s+(\d{3})")
-_CODE: Final = re.compile(r"<Code>\s*([A-Za-z0-9.]{1,64})\s*</Code>")
+_CODE: Final = re.compile(r"(?:<Code>\s*|\(code: )([A-Za-z0-9.]{1,64})(?:\s*</Code>|\))")
+"""Of an answer, or of one object of a request that deletes many."""
 _REGION: Final = re.compile(r"expecting '([a-z0-9-]{1,32})'|<Region>([a-z0-9-]{1,32})</Region>")
 _METADATA: Final = re.compile(
     r"169\.254\.169\.254|fd00:ec2|metadata\.google\.internal|169\.254\.170"
@@ -76,7 +77,7 @@ def translate(error: Exception, doing: str, store: str) -> StoreError:
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), nor from this machine's own service"
         )
     said = ", ".join(part for part in (status, code) if part)
-    if status in ("401", "403"):
+    if status in ("401", "403") or code == "AccessDenied":
         return StoreRefusedError(f"{where}: access is denied ({said})")
     if status is not None and status[0] in "34" and status not in ("408", "409", "429"):
         return StoreRefusedError(f"{where}: the store refused the request ({said})")
