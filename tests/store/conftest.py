@@ -1,5 +1,6 @@
 """The server, a bucket and a fault proxy for each test, and a run's directory to copy."""
 
+import os
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from trainsync.storage.objects.opening import StoreOptions, open_store
 
 from devcluster.shell import Progress
 from devcluster.tools import ensure_store_servers
+from tests.store import azurite
+from tests.store.azurite import ACCOUNT, KEY, Azurite
 from tests.store.fault_proxy import FaultProxy
 from tests.store.server import ACCESS, REGION, SECRET, Server, serving
 from tests.unit.cli.conftest import build, make_old
@@ -29,6 +32,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     program = ensure_store_servers(Progress()).path(PROGRAM)
     with serving(program, tmp_path_factory.mktemp("store") / "data") as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
+    environment = os.environ.get("AZURITE")
+    if not environment:
+        pytest.skip("AZURITE names no environment of azurite: `make test-store` makes one with npm")
+    with azurite.serving(Path(environment), tmp_path_factory.mktemp("azure") / "server") as found:
+        yield found
+
+
+@pytest.fixture
+def container(azure: Azurite, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL of a new container; commands reach it by the environment."""
+    name = f"container-{secrets.token_hex(6)}"
+    azure.make_container(name)
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", azure.endpoint)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", ACCOUNT)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", KEY)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    return f"az://{name}"
 
 
 @dataclass(frozen=True)

@@ -78,27 +78,26 @@ class Server:
 def serving(program: Path, root: Path) -> Iterator[Server]:
     """A server for as long as the body runs; then it is killed."""
     root.mkdir(parents=True)
-    with reserved_port() as bound:
+    users = root.with_name("users")
+    users.mkdir()
+    environment = {
+        "PATH": os.environ["PATH"],
+        "ROOT_ACCESS_KEY_ID": ACCESS,
+        "ROOT_SECRET_ACCESS_KEY": SECRET,
+    }
+    with reserved_port() as bound, (root.parent / "server.log").open("wb") as log:
         port = port_of(bound)
-        environment = {
-            "PATH": os.environ["PATH"],
-            "ROOT_ACCESS_KEY_ID": ACCESS,
-            "ROOT_SECRET_ACCESS_KEY": SECRET,
-        }
-        users = root.with_name("users")
-        users.mkdir()
         command = [program, "--quiet", "--port", f"127.0.0.1:{port}", "--region", REGION]
         command += ["--iam-dir", str(users)]
-        with (root.parent / "server.log").open("wb") as log:
-            process = subprocess.Popen(
-                [*command, "posix", str(root)], env=environment, stdout=log, stderr=log
-            )
-    try:
-        _wait(process, port)
-        yield Server(program, port, root)
-    finally:
-        process.kill()
-        process.wait()
+        process = subprocess.Popen(
+            [*command, "posix", str(root)], env=environment, stdout=log, stderr=log
+        )
+        try:
+            _wait(process, port)
+            yield Server(program, port, root)
+        finally:
+            process.kill()
+            process.wait()
 
 
 def _wait(process: "subprocess.Popen[bytes]", port: int) -> None:

@@ -172,3 +172,40 @@ def test_odd_characters_in_the_url_and_in_paths_are_taken_as_they_are(
     assert written == manifest.read_manifest(run, CHECKPOINT, 30)
     if prefix:
         assert (place.files / prefix / "latest_checkpointed_iteration.txt").exists()
+
+
+def test_a_container_of_azure_holds_steps_too(
+    container: str, run: RunDirectory, tmp_path: Path
+) -> None:
+    url = f"{container}/a b/ü"
+    for step in (10, 20, 30):
+        document("cp", run.root, url, "--step", step)
+    assert document("cp", run.root, url)["saves"][0]["wasThere"] is True
+    assert findings("verify", url, code=0) == []
+    assert [r["step"] for r in document("prune", url, "--keep", 1, "--yes")["removed"]] == [10]
+    document("cp", url, tmp_path / "back")
+    assert files_of(RunDirectory(tmp_path / "back"), 30) == files_of(run, 30)
+    result = call("ls", "az://no-such-container/x")
+    assert result.exit_code == 3
+    assert "there is no such bucket" in result.stderr
+
+
+def test_a_mirror_of_a_bucket_is_read_as_a_directory(
+    place: Place, run: RunDirectory, tmp_path: Path
+) -> None:
+    document("cp", run.root, place.url())
+    mirror = f"file://{place.files}/runs/a"
+    assert findings("verify", mirror, code=0) == []
+    document("cp", mirror, tmp_path / "back")
+    assert files_of(RunDirectory(tmp_path / "back"), 30) == files_of(run, 30)
+    result = call("cp", run.root, mirror, "--step", 10)
+    assert result.exit_code == 3
+    assert "a directory is given without file://" in result.stderr
+
+
+def test_an_endpoint_that_is_given_wins_over_the_environment(
+    place: Place, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+    document("cp", run.root, place.url(), "--endpoint", place.direct)
+    assert document("ls", place.url(), "--endpoint", place.direct)["saves"][0]["step"] == 30

@@ -20,6 +20,7 @@ def answer(status: int, code: str = "", more: str = "") -> str:
     [
         (FileNotFoundError(answer(404)), ObjectMissingError, "there is no such object"),
         (FileNotFoundError(answer(404, "NoSuchKey")), ObjectMissingError, "no such object"),
+        (FileNotFoundError("key k: hush (code: 404)"), ObjectMissingError, "no such object"),
         (FileNotFoundError(answer(404, "NoSuchBucket")), StoreRefusedError, "no such bucket"),
         (FileNotFoundError(answer(404, "NoSuchUpload")), StoreRefusedError, "404, NoSuchUpload"),
         (OSError(answer(403, "AccessDenied")), StoreRefusedError, "denied (403, AccessDenied)"),

@@ -128,7 +128,6 @@ class _StoreWriting:
                 f"{counted(round(LONGEST_COPY_SECONDS / 3600), 'hour')} in which objects without a "
                 "manifest are safe from prune; nothing was committed"
             )
-        stored = commits.commit(self._bucket, self._manifest, self._keys)
-        if dict(stored.keys) != self._keys:  # another copy of it was faster
-            self._bucket.delete(sorted(self._keys.values()))
-        return stored.digest
+        # If another copy of it was faster, these objects wait for prune: a put of the manifest
+        # whose reply was lost may yet come to the store.
+        return commits.commit(self._bucket, self._manifest, self._keys).digest

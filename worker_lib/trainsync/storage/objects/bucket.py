@@ -24,11 +24,14 @@ from trainsync.storage.objects.errors import (
 from trainsync.storage.objects.failures import translate
 
 if TYPE_CHECKING:
+    from obstore import UpdateVersion
     from obstore.store import ObjectStore
 
 _LOG = logging.getLogger(__name__)
 _LARGEST_RECORD: Final = 256 << 20  # a manifest of a million files; more is not ours
 _DELETED_AT_ONCE: Final = 500
+_NO_UPLOAD: Final = "NoSuchUpload"
+_NOT_OF_THE_STORE: Final = (NotImplementedError, TypeError, AttributeError)
 
 T = TypeVar("T")
 
@@ -58,10 +61,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Blob:
-    """A small object, and the e-tag of the very bytes."""
+    """A small object, and what names these very bytes: most stores an e-tag, GCS a version."""
 
     data: bytes
     etag: str | None
+    version: str | None
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ class Bucket:
                     f"{self.name}: {key} has {found.meta['size']} bytes, at most "
                     f"{_LARGEST_RECORD} are read"
                 )
-            return Blob(bytes(found.bytes()), found.meta["e_tag"])
+            return Blob(bytes(found.bytes()), found.meta["e_tag"], found.meta["version"])
 
         return self._again(read, f"reading {key}")
 
@@ -129,21 +133,26 @@ class Bucket:
 
         self._conditional(put, settled, f"putting {key}")
 
-    def replace(self, key: str, data: bytes, etag: str) -> None:
-        """Put an object in the place of the one with ``etag``.
+    def replace(self, key: str, data: bytes, old: Blob) -> None:
+        """Put an object in the place of ``old``, which `get` gave.
 
         Raises:
             ObjectChangedError: another one is there by now, or none.
         """
 
         def put() -> None:
-            self._store.put(key, data, mode={"e_tag": etag}, use_multipart=False)
+            mode: UpdateVersion = {}
+            if old.etag is not None:
+                mode["e_tag"] = old.etag
+            if old.version is not None:
+                mode["version"] = old.version
+            self._store.put(key, data, mode=mode, use_multipart=False)
 
         def settled() -> bool:
             there = self.find(key)
             if there is not None and there.data == data:
                 return True
-            if there is None or there.etag != etag:
+            if there is None or (there.etag, there.version) != (old.etag, old.version):
                 raise ObjectChangedError(f"{self.name}: another writer has replaced {key}")
             return False
 
@@ -173,10 +182,13 @@ class Bucket:
                 raise failed[0] from None
             if isinstance(error, StoreError):
                 raise
-            # The last reply may be lost: then the object is there, as a whole.
-            if size > part and self._size_of(key) == size:
+            problem = translate(error, f"putting {key}", self.name)
+            # The last reply may be lost, and a second one say that there is no such upload any
+            # more: then the object is there, as a whole.
+            unclear = isinstance(problem, StoreUnavailableError) or _NO_UPLOAD in str(error)
+            if size > part and unclear and self._size_of(key) == size:
                 return
-            raise translate(error, f"putting {key}", self.name) from None
+            raise problem from None
 
     def blocks(self, key: str, size: int) -> Iterator[bytes]:
         """The bytes of an object, in order; several ranges are fetched at once.
@@ -268,6 +280,8 @@ class Bucket:
         while True:
             try:
                 return call()
+            except _NOT_OF_THE_STORE:
+                raise
             except Exception as error:  # noqa: BLE001 - obstore's have no common base
                 found = (
                     error if isinstance(error, StoreError) else translate(error, doing, self.name)
@@ -284,7 +298,7 @@ class Bucket:
         while True:
             try:
                 put()
-            except NotImplementedError:
+            except _NOT_OF_THE_STORE:
                 raise
             except Exception as error:  # noqa: BLE001 - obstore's have no common base
                 if settled():

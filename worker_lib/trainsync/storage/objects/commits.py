@@ -14,7 +14,6 @@ from trainsync.storage.objects.errors import (
     ObjectExistsError,
     ObjectMissingError,
     StoreUnavailableError,
-    UnconditionalStoreError,
 )
 from trainsync.storage.objects.manifests import Stored
 from trainsync.storage.saves.manifest import Manifest
@@ -121,9 +120,7 @@ def move_pointer(bucket: Bucket, kind: SaveKind, step: int) -> bool:
                 return True
             if _step_in(there, kind) >= step:
                 return False
-            if there.etag is None:
-                raise UnconditionalStoreError(f"{bucket.name} gives objects no e-tag")
-            bucket.replace(key, data, there.etag)
+            bucket.replace(key, data, there)
         except (ObjectExistsError, ObjectChangedError):
             continue  # another writer was faster: what it named decides
         return True

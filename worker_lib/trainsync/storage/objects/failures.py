@@ -23,8 +23,9 @@ _METADATA: Final = re.compile(
     r"169\.254\.169\.254|fd00:ec2|metadata\.google\.internal|169\.254\.170"
 )
 _BUCKET_CODES: Final = frozenset({"NoSuchBucket", "ContainerNotFound"})
-_MISSING_CODES: Final = frozenset({None, "NoSuchKey", "BlobNotFound"})
-"""None: an answer to HEAD has no body. Other codes come with 404, too."""
+_MISSING_CODES: Final = frozenset({None, "NoSuchKey", "BlobNotFound", "404"})
+"""None: an answer to HEAD has no body. Other codes come with 404, too. Azure's of a deletion is a
+number."""
 _REGION_CODES: Final = frozenset(
     {"AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException"}
 )

@@ -79,6 +79,8 @@ def _open(url: address.StoreUrl, options: StoreOptions) -> "ObjectStore":
     if options.endpoint is not None:
         given["endpoint"] = options.endpoint
     if url.scheme == "s3":
+        if options.endpoint is not None:  # else the environment's own for S3 would win
+            given["aws_endpoint_url_s3"] = options.endpoint
         if options.region is not None:
             given["region"] = options.region
         return S3Store(
