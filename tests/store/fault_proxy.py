@@ -30,6 +30,8 @@ class Fault(Enum):
     """Half of the answer's body, then the connection ends."""
     CORRUPTED = auto()
     """One bit of the answer's body is another."""
+    DELAYED = auto()
+    """Answered after the rule's ``seconds``."""
 
 
 @dataclass
@@ -44,6 +46,7 @@ class Rule:
     code: str = "SlowDown"
     after: int = 0
     """So many such requests go by before."""
+    seconds: float = 0.0
 
 
 @dataclass
@@ -129,6 +132,8 @@ class _Handler(BaseHTTPRequestHandler):
         answer = connection.getresponse()
         data = answer.read()
         connection.close()
+        if rule is not None and fault is Fault.DELAYED:
+            threading.Event().wait(rule.seconds)
         if fault is Fault.LOST_REPLY:
             self._cut()
         elif fault is Fault.DONE_BUT_500:

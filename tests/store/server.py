@@ -28,6 +28,7 @@ class Server:
     """A running server; ``root`` holds a directory for each bucket."""
 
     program: Path
+    pid: int
     port: int
     root: Path
 
@@ -76,10 +77,10 @@ class Server:
 
 @contextmanager
 def serving(program: Path, root: Path) -> Iterator[Server]:
-    """A server for as long as the body runs; then it is killed."""
-    root.mkdir(parents=True)
+    """A server for as long as the body runs, on what an earlier one left; then it is killed."""
+    root.mkdir(parents=True, exist_ok=True)
     users = root.with_name("users")
-    users.mkdir()
+    users.mkdir(exist_ok=True)
     environment = {
         "PATH": os.environ["PATH"],
         "ROOT_ACCESS_KEY_ID": ACCESS,
@@ -94,7 +95,7 @@ def serving(program: Path, root: Path) -> Iterator[Server]:
         )
         try:
             _wait(process, port)
-            yield Server(program, port, root)
+            yield Server(program, process.pid, port, root)
         finally:
             process.kill()
             process.wait()

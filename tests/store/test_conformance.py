@@ -10,7 +10,7 @@ import pytest
 from obstore.store import MemoryStore
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.objects import commits
-from trainsync.storage.objects.bucket import Bucket, Limits
+from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import (
     ObjectChangedError,
     ObjectExistsError,
@@ -170,10 +170,6 @@ def test_a_directory_by_url_is_read_and_takes_no_commits(tmp_path: Path) -> None
     assert bucket.get("a").data == b"data"
     with pytest.raises(UnconditionalStoreError, match="a directory is given without file://"):
         require_conditional_puts(bucket)
-
-
-def test_memory_is_bounded() -> None:
-    assert Limits().memory_bytes <= 48 << 20
 
 
 def test_a_large_object_takes_little_memory_on_its_way(place: Place) -> None:

@@ -1,18 +1,22 @@
 """Copies meet a bad network, a store that refuses, and SIGKILL: what is committed is whole."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from trainsync.failpoints import COPY, POINTS, STORE
+from trainsync.failpoints import COPY, POINTS, STORE, enabled
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.objects.errors import StoreRefusedError, StoreUnavailableError
 
-from tests.store.conftest import Place
+from tests.store.conftest import FAST, Place
 from tests.store.fault_proxy import Fault
-from tests.store.server import ACCESS, SECRET
+from tests.store.server import ACCESS, SECRET, Server, serving
 from tests.unit.cli.commands import call, document, findings
 
 MANIFEST = r"manifests/checkpoint/global_step_30\.json$"
@@ -238,3 +242,58 @@ def test_a_copy_that_took_too_long_commits_nothing(
     assert result.exit_code == 3
     assert "nothing was committed" in result.stderr
     assert document("ls", place.url())["saves"] == []
+
+
+def test_a_slow_transfer_has_more_time_than_a_call(place: Place) -> None:
+    limits = replace(FAST, call_seconds=1.0, transfer_seconds=20.0, retries=0)
+    bucket, data = place.open(limits=limits), bytes(3 * FAST.part_bytes)
+    for method, pattern in (("PUT", "partNumber=2"), ("GET", "/o$")):
+        rule = place.proxy.break_next(Fault.DELAYED, method, pattern, seconds=2.5)
+        if method == "PUT":
+            bucket.upload("o", iter([data]), len(data))
+        else:
+            assert b"".join(bucket.blocks("o", len(data))) == data
+        assert rule.left == 0
+    place.proxy.break_next(Fault.DELAYED, "GET", "/o$", left=1000, seconds=2.5)
+    with pytest.raises(StoreUnavailableError, match="it did not answer in time"):
+        bucket.get("o")
+
+
+def test_a_store_that_hangs_is_given_up(place: Place, server: Server) -> None:
+    limits = replace(FAST, call_seconds=1.0, retries=1, retry_seconds=2.0)
+    bucket = place.open(limits=limits)
+    bucket.create("x", b"x")
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailableError, match="it did not answer in time"):
+            bucket.get("x")
+        assert time.monotonic() - started < 20
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    assert bucket.get("x").data == b"x"
+
+
+def test_a_server_that_is_killed_amid_a_copy_has_no_half_step(
+    server: Server, run: RunDirectory, tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del place  # its environment
+    root = tmp_path / "server/data"
+    with serving(server.program, root) as first:
+        files = first.bucket("bucket-of-a-killed-server")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", first.endpoint)
+
+        def die(point: str) -> None:
+            if point == "object":
+                os.kill(first.pid, signal.SIGKILL)
+
+        with enabled(STORE, die):
+            result = call("cp", run.root, f"s3://{files.name}/a", "--threads", 1)
+        assert result.exit_code == 3
+        assert len(result.stderr.splitlines()) == 1
+    with serving(server.program, root) as second:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", second.endpoint)
+        assert document("ls", f"s3://{files.name}/a")["saves"] == []
+        document("cp", run.root, f"s3://{files.name}/a")
+        left = findings("verify", f"s3://{files.name}/a", code=0)
+        assert {code for _, code, _ in left} == {"unlisted"}

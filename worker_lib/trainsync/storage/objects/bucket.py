@@ -5,7 +5,7 @@ end is not known, or that another seems to have won, what is there is read back 
 """
 
 import logging
-import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,25 +38,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of each call. A call ends within some ``retry_seconds`` and ``call_seconds``.
+    """Bounds of each call. None begins another try after ``retry_seconds``.
 
     Args:
-        call_seconds: of one request, body included.
+        call_seconds: of one request for a record or a listing.
+        transfer_seconds: of one request with a part of an object: on a slow way many share it.
         part_bytes: of a part of a multipart upload, and of a range that is read at once.
         parts: of one object that are in flight at once.
     """
 
     connect_seconds: float = 10.0
-    call_seconds: float = 60.0
+    call_seconds: float = 30.0
+    transfer_seconds: float = 300.0
     retries: int = 6
     retry_seconds: float = 90.0
     part_bytes: int = 8 << 20
     parts: int = 4
-
-    @property
-    def memory_bytes(self) -> int:
-        """The most that one object takes on its way, up or down."""
-        return (self.parts + 2) * self.part_bytes
 
 
 @dataclass(frozen=True)
@@ -83,10 +80,18 @@ class Bucket:
     Args:
         store: obstore's.
         name: its URL, for messages.
+        transfers: the same with the deadline of transfers.
     """
 
-    def __init__(self, store: "ObjectStore", name: str, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        store: "ObjectStore",
+        name: str,
+        limits: Limits | None = None,
+        transfers: "ObjectStore | None" = None,
+    ) -> None:
         self._store = store
+        self._transfers = store if transfers is None else transfers
         self.name = name
         self.limits = Limits() if limits is None else limits
 
@@ -162,7 +167,7 @@ class Bucket:
         """Put an object of ``size`` bytes under a key that no other writer has.
 
         Several parts go at once where there are several. What ``blocks`` raises is raised here, and
-        then there is no object. `Limits.memory_bytes` bounds the memory.
+        then there is no object. The parts in flight bound the memory.
         """
         part = transfer.part_bytes(size, self.limits.part_bytes)
         failed: list[BaseException] = []
@@ -171,10 +176,10 @@ class Bucket:
             if size <= part:
                 data = b"".join(bytes(block) for block in fed)
                 self._again(
-                    lambda: self._store.put(key, data, use_multipart=False), f"putting {key}"
+                    lambda: self._transfers.put(key, data, use_multipart=False), f"putting {key}"
                 )
             else:
-                self._store.put(
+                self._transfers.put(
                     key, fed, use_multipart=True, chunk_size=part, max_concurrency=self.limits.parts
                 )
         except Exception as error:
@@ -201,7 +206,7 @@ class Bucket:
         def fetch(start: int, end: int) -> bytes:
             def read() -> bytes:
                 try:
-                    found = self._store.get(key, options={"range": (start, end)})
+                    found = self._transfers.get(key, options={"range": (start, end)})
                 except Exception as error:
                     if "range" in str(error).lower():  # it is shorter than that
                         self._check_size(key, size, self._size_of(key))
@@ -276,7 +281,7 @@ class Bucket:
 
     def _again(self, call: Callable[[], T], doing: str) -> T:
         """``call``, a few times more where it may be done again; obstore has tried, too."""
-        tries = _Tries()
+        tries = _Tries(self.limits.retry_seconds)
         while True:
             try:
                 return call()
@@ -294,7 +299,7 @@ class Bucket:
         self, put: Callable[[], None], settled: Callable[[], bool], doing: str
     ) -> None:
         """``put``, until it is ``settled``: done by us, or lost to another (which raises)."""
-        tries = _Tries()
+        tries = _Tries(self.limits.retry_seconds)
         while True:
             try:
                 put()
@@ -318,19 +323,19 @@ class Bucket:
 
 
 class _Tries:
-    """Counts tries, and waits between them."""
+    """Counts tries, and waits between them; none begins after ``seconds``."""
 
     _WAITS: Final = (0.2, 1.0)
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
         self._done = 0
-        self._sleep = threading.Event().wait
+        self._end = time.monotonic() + seconds
 
     def spent(self) -> bool:
         """Whether there is none left; else it has waited for the next one."""
-        if self._done == len(self._WAITS):
+        if self._done == len(self._WAITS) or time.monotonic() >= self._end:
             return True
-        self._sleep(self._WAITS[self._done])
+        time.sleep(self._WAITS[self._done])
         self._done += 1
         return False
 

@@ -49,7 +49,9 @@ def open_store(text: str, options: StoreOptions | None = None) -> Bucket:
     options = StoreOptions() if options is None else options
     url = address.parse(text)
     try:
-        return Bucket(_open(url, options), str(url), options.limits)
+        limits = options.limits
+        calls = _open(url, options, limits.call_seconds)
+        return Bucket(calls, str(url), limits, _open(url, options, limits.transfer_seconds))
     except StoreUrlError:
         raise
     except Exception as error:  # noqa: BLE001 - its text may have a setting's value in it
@@ -57,7 +59,7 @@ def open_store(text: str, options: StoreOptions | None = None) -> Bucket:
         raise StoreUrlError(f"{url}: cannot be opened with these settings ({kind})") from None
 
 
-def _open(url: address.StoreUrl, options: StoreOptions) -> "ObjectStore":
+def _open(url: address.StoreUrl, options: StoreOptions, seconds: float) -> "ObjectStore":
     from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 
     if url.scheme == "file":
@@ -65,7 +67,7 @@ def _open(url: address.StoreUrl, options: StoreOptions) -> "ObjectStore":
         if not Path(f"/{url.prefix}").is_dir():
             raise StoreUrlError(f"{url}: there is no such directory")
         return LocalStore(f"/{url.prefix}")
-    client = _client(url, options)
+    client = _client(url, options, seconds)
     retry: RetryConfig = {
         "max_retries": options.limits.retries,
         "retry_timeout": timedelta(seconds=options.limits.retry_seconds),
@@ -109,7 +111,7 @@ def _open(url: address.StoreUrl, options: StoreOptions) -> "ObjectStore":
     )
 
 
-def _client(url: address.StoreUrl, options: StoreOptions) -> "ClientConfig":
+def _client(url: address.StoreUrl, options: StoreOptions, seconds: float) -> "ClientConfig":
     names = _ENDPOINTS.get(url.scheme, ())
     from_environment = next((os.environ[name] for name in names if os.environ.get(name)), None)
     endpoint = options.endpoint or from_environment
@@ -128,7 +130,7 @@ def _client(url: address.StoreUrl, options: StoreOptions) -> "ClientConfig":
     return {
         "allow_http": allowed,
         "connect_timeout": timedelta(seconds=options.limits.connect_seconds),
-        "timeout": timedelta(seconds=options.limits.call_seconds),
+        "timeout": timedelta(seconds=seconds),
     }
 
 
