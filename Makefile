@@ -21,6 +21,10 @@ VLLM_INPUTS := environments/vllm/pyproject.toml environments/vllm/uv.lock enviro
 VLLM_ENV := $(CACHE)/vllm/$(shell { cat $(VLLM_INPUTS); echo $(PYTHON); } | sha256sum | cut -c1-12)
 SGLANG_INPUTS := $(addprefix environments/sglang/,pyproject.toml uv.lock kernels/pyproject.toml kernels/sgl_kernel/__init__.py)
 SGLANG_ENV := $(CACHE)/sglang/$(shell { cat $(SGLANG_INPUTS); echo $(PYTHON); } | sha256sum | cut -c1-12)
+# Azure's server for tests, where there is npm; without it those tests are skipped, and say so.
+AZURITE_INPUTS := $(addprefix environments/azurite/,package.json package-lock.json)
+AZURITE_ENV := $(CACHE)/azurite/$(shell cat $(AZURITE_INPUTS) | sha256sum | cut -c1-12)
+AZURITE_READY := $(if $(shell command -v npm),$(AZURITE_ENV)/.made)
 # Bytecode is written in .venv whatever the shell says: without it every test process compiles torch anew.
 unexport PYTHONDONTWRITEBYTECODE
 # Before 3.11.5 a thread that logs a traceback parses its lines, and breaks an import that parses
@@ -89,11 +93,14 @@ release-check: setup ## Wheel, sdist, chart package and SBOM into build/release,
 	$(BIN)/python -m release --uv $(UV)
 
 ##@ Test
-.PHONY: test test-unit test-distributed test-cluster test-e2e test-monitoring test-kueue test-vllm test-vllm-cluster test-sglang test-compat faults
-test: test-unit test-distributed test-cluster test-e2e ## All of the below, the fast ones first
+.PHONY: test test-unit test-store test-distributed test-cluster test-e2e test-monitoring test-kueue test-vllm test-vllm-cluster test-sglang test-compat faults
+test: test-unit test-store test-distributed test-cluster test-e2e ## All of the below, the fast ones first
 
 test-unit: setup ## A minute or two, on all cores: no processes, no cluster
 	$(PYTEST) tests/unit -n auto --maxprocesses 8 --dist worksteal
+
+test-store: setup $(AZURITE_READY) ## A minute: checkpoints in object storage, on a real S3 server (3 min of Go builds the first time)
+	AZURITE=$(patsubst %/.made,%,$(AZURITE_READY)) $(PYTEST) tests/store
 
 test-distributed: setup ## Ten minutes: torch.distributed and Ray on this machine, two files at a time
 	$(PYTEST) tests/distributed -n 2 --dist loadfile --no-loadscope-reorder
@@ -165,6 +172,12 @@ $(DOCS_VENV)/.synced: uv.lock pyproject.toml | $(UV)
 	@echo "Making $(DOCS_VENV) from uv.lock (10 s)"
 	UV_PROJECT_ENVIRONMENT=$(DOCS_VENV) $(UV) sync --frozen --quiet --python $(PYTHON) --only-group docs
 	@touch $@
+
+$(AZURITE_ENV)/.made:
+	@echo "Making $(@D) from environments/azurite/package-lock.json (a minute the first time, 365 MB)"
+	@mkdir -p $(@D)
+	@cp $(AZURITE_INPUTS) $(@D)
+	@flock -w 1800 $(@D).lock sh -c 'test -e $@ || npm ci --silent --no-audit --no-fund --ignore-scripts --prefix $(@D) && touch $@'
 
 # Two checkouts may need one at once; .made comes last, so that half an environment is none.
 $(VLLM_ENV)/.made $(SGLANG_ENV)/.made: $(CACHE)/%/.made: | $(UV)

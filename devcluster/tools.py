@@ -96,6 +96,10 @@ KWOK_STAGES = "kwok-stages"
 """What kwok does to a node and to a pod, taken from its module."""
 KUEUE_PROGRAMS = (Program("kueue", "kueue", "sigs.k8s.io/kueue/cmd/kueue", "~2 min"),)
 """Built only by `kueue-up`."""
+STORE_PROGRAMS = (
+    Program("versitygw", "versitygw", "github.com/versity/versitygw/cmd/versitygw", "~3 min"),
+)
+"""Built only for tests of object storage: servers that speak S3."""
 KUEUE_CONFIG = "kueue-config"
 """Kueue's own kustomize manifests, taken from its module."""
 PROMETHEUS_CONFIG = "prometheus-config"
@@ -194,6 +198,11 @@ def ensure_kwok(progress: Progress) -> Tools:
 def ensure_kueue_tools(progress: Progress) -> Tools:
     """Kueue with its manifests; like `ensure_tools`."""
     return _ensure(KUEUE_PROGRAMS, "kueue", [_KUEUE], progress)
+
+
+def ensure_store_servers(progress: Progress) -> Tools:
+    """Servers of object storage; like `ensure_tools`."""
+    return _ensure(STORE_PROGRAMS, "stores", [], progress)
 
 
 def _ensure(

@@ -16,6 +16,8 @@ RECEIVE: Final = "receive"
 STAGE: Final = "stage"
 SERVER: Final = "server"
 AGENT: Final = "agent"
+STORE: Final = "store"
+COPY: Final = "copy"
 
 POINTS: Final = {
     SAVE: (
@@ -79,10 +81,23 @@ POINTS: Final = {
         "reporting",  # before the monitor is told of the server
         "reported",
     ),
+    STORE: (
+        "object",  # it is in the store; once for each
+        "uploaded",  # all are, and the manifest is about to be put
+        "manifest",
+        "pointer",
+    ),
+    COPY: (
+        "staged",  # a file's bytes are on the volume; once for each
+        "promoting",  # before each file
+        "promoted",
+        "manifest",
+        "pointer",
+    ),
 }
 """The points of each area, in the order in which they are reached: a rank's save, the monitor's
 commit, a broadcast on the trainer and on an explorer, a version in shared memory, an update of a
-server, and a round of an agent."""
+server, a round of an agent, a save that goes into a store, and one that is copied onto a volume."""
 
 Handler = Callable[[str], None]
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from tests.unit.cli.commands import call
 
 COMMAND = (sys.executable, "-c", "from trainsync.cli import main; main()")
-COMMANDS = ("ls", "show", "verify", "merge", "prune", "repair")
+COMMANDS = ("ls", "show", "verify", "merge", "prune", "cp", "repair")
 
 
 def run_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -88,7 +88,7 @@ def test_the_command_loads_nothing_heavy(run: RunDirectory) -> None:
         "import sys; from trainsync.cli.app import app\n"
         f"try: app(['checkpoints', 'verify', {str(run.root)!r}])\n"
         "except SystemExit as end: assert end.code == 0, end.code\n"
-        "heavy = {'torch', 'ray', 'transformers', 'kubernetes', 'aiohttp', 'fastapi'}\n"
+        "heavy = {'torch', 'ray', 'transformers', 'kubernetes', 'aiohttp', 'fastapi', 'obstore'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
     done = subprocess.run(

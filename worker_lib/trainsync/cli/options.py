@@ -1,6 +1,9 @@
 """Arguments and options that commands share."""
 
 import os
+import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -17,16 +20,29 @@ Directory = Annotated[
     Path,
     typer.Argument(
         help="The run's directory: the one with global_step_N in it.",
-        exists=True,
-        file_okay=False,
         metavar="DIR",
     ),
 ]
+DirectoryOrUrl = Annotated[
+    str,
+    typer.Argument(
+        help="The run's directory, or the URL of a store: s3://bucket/prefix, gs://, az://.",
+        metavar="DIR|URL",
+    ),
+]
+Endpoint = Annotated[
+    str | None,
+    typer.Option(help="Of a store that is not the cloud's own.", metavar="URL"),
+]
+Region = Annotated[str | None, typer.Option(help="Of the bucket; else AWS_REGION.")]
+AllowHttp = Annotated[bool, typer.Option("--allow-http", help="The endpoint may be plain http://.")]
 StepOrLatest = Annotated[str, typer.Argument(help="Number of the step, or latest.", metavar="STEP")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
 Threads = Annotated[int, typer.Option(min=1, max=256, help="Files read at once.")]
 LATEST: Final = "latest"
+_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*:/")
+"""As the `Path` of a URL begins."""
 # One for each core, but more than one where there is one, and no crowd on a disk.
 DEFAULT_THREADS: Final = min(max(os.cpu_count() or 1, 4), 16)
 Kind = Annotated[SaveKind | None, typer.Option(help="Which of the step's saves.")]
@@ -38,6 +54,16 @@ def open_run(directory: Path) -> RunDirectory:
     Raises:
         OSError: it cannot be read.
     """
+    if not directory.exists():
+        if _URL.match(str(directory)):
+            fail(
+                f"{directory.name} is in a store, and this command works on directories only: copy "
+                "the step to one first, with `trainsync checkpoints cp`",
+                USAGE,
+            )
+        raise typer.BadParameter(f"Directory '{directory}' does not exist.", param_hint="DIR")
+    if not directory.is_dir():
+        raise typer.BadParameter(f"Directory '{directory}' is a file.", param_hint="DIR")
     run = RunDirectory(directory)
     if not is_run_directory(run):
         hint = "give the directory that holds global_step_N"
@@ -54,17 +80,24 @@ def chosen_step(run: RunDirectory, text: str, kind: SaveKind | None) -> int:
     Raises:
         OSError: the pointer cannot be read.
     """
+    return chosen(str(run.root), partial(pointers.read_pointer, run), text, kind)
+
+
+def chosen(
+    place: str, read_pointer: Callable[[SaveKind], int | None], text: str, kind: SaveKind | None
+) -> int:
+    """`chosen_step` of any place that has pointers."""
     if text != LATEST:
-        if not text.isdecimal() or int(text) > MAX_STEP:
+        if not text.isdecimal() or len(text) > len(str(MAX_STEP)) or int(text) > MAX_STEP:
             fail(f"STEP is {text!r}; expected a number from 0 to {MAX_STEP}, or {LATEST}", USAGE)
         return int(text)
     named: list[int] = []
     for wanted in SaveKind if kind is None else (kind,):
         try:
-            step = pointers.read_pointer(run, wanted)
+            step = read_pointer(wanted)
         except (DamagedFileError, DanglingPointerError) as error:
             fail(f"no {LATEST} {wanted.value}: {error}", DAMAGED)
         named += [] if step is None else [step]
     if not named:
-        fail(f"{run.root} has no {LATEST} step: nothing is committed", USAGE)
+        fail(f"{place} has no {LATEST} step: nothing is committed", USAGE)
     return named[0]

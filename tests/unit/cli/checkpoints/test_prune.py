@@ -2,8 +2,7 @@ import shutil
 
 import pytest
 import typer
-from trainsync.cli.checkpoints import prune as command
-from trainsync.cli.checkpoints import prune_plan
+from trainsync.cli.checkpoints import prune, prune_plan, prune_question
 from trainsync.storage import leases
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import pointers
@@ -124,7 +123,7 @@ def test_it_asks_and_takes_no_for_an_answer(
     result = call("prune", idle.root, "--keep", 1)
     assert result.exit_code == 3
     assert "give --yes" in result.stderr
-    monkeypatch.setattr(command, "can_ask", lambda: True)
+    monkeypatch.setattr(prune_question, "can_ask", lambda: True)
     monkeypatch.setattr("typer.confirm", lambda *_args, **_kwargs: False)
     assert call("prune", idle.root, "--keep", 1).exit_code == 3
     assert 10 in idle.steps()
@@ -139,7 +138,7 @@ def test_an_interrupt_leaves_every_step_whole_or_gone(
     def interrupted(_run: RunDirectory) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "empty_trash", interrupted)
+    monkeypatch.setattr(prune, "empty_trash", interrupted)
     result = call("prune", idle.root, "--keep", 1, "--yes")
     assert result.exit_code == 130
     assert "steps removed: 10" in result.stderr
@@ -154,7 +153,7 @@ def test_an_interrupt_at_the_question_removes_nothing(
     def abort(*_args: object, **_kwargs: object) -> bool:
         raise typer.Abort
 
-    monkeypatch.setattr(command, "can_ask", lambda: True)
+    monkeypatch.setattr(prune_question, "can_ask", lambda: True)
     monkeypatch.setattr("typer.confirm", abort)
     before = tree(idle.root)
     assert call("prune", idle.root, "--keep", 1).exit_code == 130

@@ -3,9 +3,9 @@ import os
 from pathlib import Path
 
 import pytest
-from trainsync.cli.checkpoints import verify as command
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.storage.inspect import digests
+from trainsync.storage.inspect import saves as inspecting
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import pointers, receipts, retention
 
@@ -213,14 +213,14 @@ def test_a_file_that_two_kinds_share_is_read_once(tmp_path: Path) -> None:
 def test_a_save_that_retention_takes_meanwhile_is_no_damage(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_digests = command.check_digests
+    check_digests = inspecting.check_digests
 
     def removed_first(*args: object, **kwargs: object) -> object:
         retention.remove_step(run, 10)
         retention.empty_trash(run)
         return check_digests(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(command, "check_digests", removed_first)
+    monkeypatch.setattr(inspecting, "check_digests", removed_first)
     found = document("verify", run.root)
     assert [save["step"] for save in found["saves"]] == [20, 20, 30]
 

@@ -4,31 +4,33 @@ from typing import Annotated
 
 import typer
 
-from trainsync.cli.checkpoints import prune_plan, reports
-from trainsync.cli.options import AsJson, Directory, open_run
+from trainsync.cli.checkpoints import reports
+from trainsync.cli.checkpoints.places import open_place
+from trainsync.cli.options import AllowHttp, AsJson, DirectoryOrUrl, Endpoint, Region
 from trainsync.cli.output import tables
 from trainsync.cli.output.console import DAMAGED, emit, guarded
 from trainsync.storage.inspect.findings import in_order
-from trainsync.storage.inspect.pointers import check_pointers
-from trainsync.storage.inspect.saves import check_all_sizes
+from trainsync.storage.objects.opening import StoreOptions
 
 
 @guarded
 def list_saves(
-    directory: Directory,
+    directory: DirectoryOrUrl,
     keep: Annotated[
         int | None,
         typer.Option(min=1, help="Also say which steps `prune --keep` would leave."),
     ] = None,
+    endpoint: Endpoint = None,
+    region: Region = None,
+    allow_http: AllowHttp = False,
     as_json: AsJson = False,
 ) -> None:
     """List committed saves, the newest last, each compared with its manifest by size."""
-    run = open_run(directory)
-    saves = check_all_sizes(run)
-    removed = None if keep is None else prune_plan.choose(run, saves, keep)
-    found = reports.report(run, saves, removed)
-    pointers = check_pointers(run, saves)
-    findings = in_order([*reports.of_saves(saves), *pointers])
+    place = open_place(directory, StoreOptions(endpoint, region, allow_http))
+    saves = place.saves()
+    removed = None if keep is None else place.removals(saves, keep)
+    found = place.reports(saves, removed)
+    findings = in_order([*reports.of_saves(saves), *place.pointer_findings(saves)])
     if as_json:
         emit(
             {

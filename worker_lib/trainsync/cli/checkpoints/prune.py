@@ -1,41 +1,46 @@
 """``trainsync checkpoints prune``."""
 
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.filesize import decimal
 
 from trainsync.api.words import counted
-from trainsync.cli.checkpoints import prune_plan
+from trainsync.cli.checkpoints import prune_plan, prune_question, prune_store
+from trainsync.cli.checkpoints.places import open_bucket, refuse_options
 from trainsync.cli.checkpoints.prune_plan import Removal
-from trainsync.cli.options import AsJson, Directory, DryRun, open_run
-from trainsync.cli.output import tables
-from trainsync.cli.output.console import (
-    REFUSED,
-    can_ask,
-    emit,
-    fail,
-    guarded,
-    say,
-    stderr,
-    stdout,
+from trainsync.cli.options import (
+    AllowHttp,
+    AsJson,
+    DirectoryOrUrl,
+    DryRun,
+    Endpoint,
+    Region,
+    open_run,
 )
+from trainsync.cli.output.console import REFUSED, emit, fail, guarded, say, stderr
 from trainsync.storage.inspect.activity import sign_of_life
 from trainsync.storage.inspect.repair import empty_trash
 from trainsync.storage.inspect.saves import check_all_sizes
 from trainsync.storage.layout import RunDirectory
+from trainsync.storage.objects import address
+from trainsync.storage.objects.opening import StoreOptions
 
 
 @guarded
 def prune(
-    directory: Directory,
+    directory: DirectoryOrUrl,
     keep: Annotated[int, typer.Option(min=1, help="Last steps of each kind that stay.")],
     dry_run: DryRun = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Also while a run seems to be at work here.")
     ] = False,
+    endpoint: Endpoint = None,
+    region: Region = None,
+    allow_http: AllowHttp = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove old steps, by the rule of the monitor's retention, and free their space.
@@ -43,8 +48,17 @@ def prune(
     Of each kind the last KEEP stay, in the order of training; so does what a pointer names, what a
     reader has leased, what is being saved or was resumed from, and the newest save that is whole.
     A step vanishes at once, by a rename.
+
+    In a store, a step vanishes with its manifest; objects that no manifest names, older than two
+    days, go too: a copy that was cut off has left them.
     """
-    run = open_run(directory)
+    options = StoreOptions(endpoint, region, allow_http)
+    if address.is_url(directory):
+        asked = prune_store.Asked(keep, dry_run, yes, as_json)
+        prune_store.prune_store(open_bucket(directory, options), asked)
+        return
+    refuse_options(options)
+    run = open_run(Path(directory))
     saves = check_all_sizes(run)
     removals = prune_plan.measure(run, saves, prune_plan.choose(run, saves, keep))
     if not dry_run and not force and (sign := sign_of_life(run, time.time())) is not None:
@@ -54,11 +68,11 @@ def prune(
             "cluster). Use --force to prune all the same"
         )
     if not as_json:
-        _print(removals)
+        prune_question.print_removals(removals)
     removed: list[Removal] = []
     held: list[Removal] = []
     if removals and not dry_run:
-        _ask(removals, yes=yes)
+        prune_question.confirm(f"Remove {counted(len(removals), 'step')} for ever?", yes=yes)
         removed, held = _remove(run, removals)
     if as_json:
         gone = {removal.step for removal in removed} | {r.step for r in removals if dry_run}
@@ -75,34 +89,6 @@ def prune(
     if held:
         steps = ", ".join(str(removal.step) for removal in held)
         fail(f"not removed, since a reader or a pointer holds them by now: steps {steps}", REFUSED)
-
-
-def _print(removals: list[Removal]) -> None:
-    if not removals:
-        stdout().print("nothing to remove")
-        return
-    table = tables.new_table()
-    table.add_column("step", justify="right")
-    table.add_column("kinds")
-    table.add_column("size", justify="right")
-    for removal in removals:
-        kinds = ", ".join(kind.value for kind in removal.kinds)
-        table.add_row(str(removal.step), kinds, decimal(removal.bytes))
-    stdout().print(table)
-    total = decimal(sum(removal.bytes for removal in removals))
-    stdout().print(f"{counted(len(removals), 'step')} to remove, {total}")
-
-
-def _ask(removals: list[Removal], *, yes: bool) -> None:
-    if yes:
-        return
-    if not can_ask():
-        fail(
-            "nothing was removed: the input is no terminal, so the question cannot be asked; "
-            "give --yes"
-        )
-    if not typer.confirm(f"Remove {counted(len(removals), 'step')} for ever?", err=True):
-        fail("nothing was removed")
 
 
 def _remove(run: RunDirectory, removals: list[Removal]) -> tuple[list[Removal], list[Removal]]:

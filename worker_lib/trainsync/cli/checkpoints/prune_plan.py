@@ -1,6 +1,5 @@
 """Which steps ``prune`` removes: the monitor's rule, and the steps that stay in spite of it."""
 
-import math
 import os
 import time
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from trainsync.storage import leases
 from trainsync.storage.inspect.activity import steps_being_saved
 from trainsync.storage.inspect.pointers import newest_valid, targets
 from trainsync.storage.inspect.repair import size_of
-from trainsync.storage.inspect.saves import Save
+from trainsync.storage.inspect.saves import Save, as_trained
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import claims, scan
 from trainsync.storage.saves.resume_target import read_resume_target
@@ -59,24 +58,13 @@ def choose(run: RunDirectory, saves: list[Save], keep: int) -> list[int]:
         | _resumed_from(run, saves, uid)
     )
     return choose_removals(
-        _as_trained(saves, SaveKind.CHECKPOINT, uid),
-        _as_trained(saves, SaveKind.STATE_DICT, uid),
+        as_trained(saves, SaveKind.CHECKPOINT, uid),
+        as_trained(saves, SaveKind.STATE_DICT, uid),
         keep,
         protected,
         bad_checkpoints={s.step for s in saves if s.kind is SaveKind.CHECKPOINT and not s.valid},
         bad_state_dicts={s.step for s in saves if s.kind is SaveKind.STATE_DICT and not s.valid},
     )
-
-
-def _as_trained(saves: list[Save], kind: SaveKind, uid: str) -> list[int]:
-    """Steps in the order of training: what a newer attempt trained again is newer."""
-
-    def age(save: Save) -> tuple[tuple[bool, float], int]:
-        # One that cannot be read is not the first to go.
-        found = save.committed.manifest.age(uid) if save.committed else (True, math.inf)
-        return found, save.step
-
-    return [save.step for save in sorted((s for s in saves if s.kind is kind), key=age)]
 
 
 def _run_uid(run: RunDirectory, saves: list[Save]) -> str:

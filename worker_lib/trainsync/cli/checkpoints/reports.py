@@ -1,7 +1,7 @@
 """The reports of ``trainsync checkpoints`` about saves, as plain data."""
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,8 +55,16 @@ def report(
     Raises:
         OSError: the volume cannot be read.
     """
-    pointed = targets(run)
-    held = leases_in_force(run)
+    return report_on(saves, targets(run), leases_in_force(run), removed)
+
+
+def report_on(
+    saves: Sequence[Save],
+    pointed: Mapping[SaveKind, int],
+    held: Mapping[tuple[SaveKind, int], Sequence[str]],
+    removed: Collection[int] | None = None,
+) -> list[SaveReport]:
+    """`report`, with what the pointers name and what readers hold given."""
     return [
         SaveReport(
             save=save,

@@ -8,53 +8,64 @@ from rich.filesize import decimal
 from trainsync.api.base import format_time
 from trainsync.api.words import clean
 from trainsync.cli.checkpoints import reports
+from trainsync.cli.checkpoints.places import Place, open_place
 from trainsync.cli.checkpoints.reports import SaveReport
-from trainsync.cli.options import AsJson, Directory, Kind, StepOrLatest, chosen_step, open_run
+from trainsync.cli.options import (
+    AllowHttp,
+    AsJson,
+    DirectoryOrUrl,
+    Endpoint,
+    Kind,
+    Region,
+    StepOrLatest,
+)
 from trainsync.cli.output import tables
 from trainsync.cli.output.console import DAMAGED, USAGE, emit, fail, guarded, stdout
 from trainsync.storage.digest import ALGORITHM
-from trainsync.storage.errors import DamagedFileError
 from trainsync.storage.inspect.findings import in_order
-from trainsync.storage.inspect.pointers import check_pointers
-from trainsync.storage.inspect.saves import check_all_sizes
-from trainsync.storage.layout import RunDirectory
-from trainsync.storage.saves import receipts
+from trainsync.storage.objects.opening import StoreOptions
 from trainsync.storage.saves.manifest import Manifest
 
 
 @guarded
 def show(
-    directory: Directory, step_name: StepOrLatest, kind: Kind = None, as_json: AsJson = False
+    directory: DirectoryOrUrl,
+    step_name: StepOrLatest,
+    kind: Kind = None,
+    endpoint: Endpoint = None,
+    region: Region = None,
+    allow_http: AllowHttp = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a step's manifests say: participants, time, and every file with its digest."""
-    run = open_run(directory)
-    step = chosen_step(run, step_name, kind)
-    everything = check_all_sizes(run)
+    place = open_place(directory, StoreOptions(endpoint, region, allow_http))
+    step = place.chosen_step(step_name, kind)
+    everything = place.around(step)
     saves = [s for s in everything if s.step == step and kind in (None, s.kind)]
     if not saves:
         what = f"step {step}" if kind is None else f"{kind.value} {step}"
         fail(f"{what} is not committed in {directory}", USAGE)
-    found = reports.report(run, saves)
-    pointers = [f for f in check_pointers(run, everything) if f.step == step]
+    found = place.reports(saves)
+    pointers = [f for f in place.pointer_findings(everything) if f.step == step]
     findings = in_order([*reports.of_saves(saves), *pointers])
     if as_json:
         emit(
             {
                 "directory": str(directory),
                 "step": step,
-                "saves": [report.to_json_dict() | _details(run, report) for report in found],
+                "saves": [report.to_json_dict() | _details(place, report) for report in found],
                 "findings": [finding.to_json_dict() for finding in findings],
             }
         )
     else:
         for report in found:
-            _print(run, report)
+            _print(place, report)
         tables.print_findings(findings)
     if any(finding.is_damage for finding in findings):
         raise typer.Exit(DAMAGED)
 
 
-def _details(run: RunDirectory, report: SaveReport) -> dict[str, Any]:
+def _details(place: Place, report: SaveReport) -> dict[str, Any]:
     if report.save.committed is None:
         return {"runUid": None, "participants": [], "fileList": [], "seconds": None}
     record = report.save.committed.manifest
@@ -68,27 +79,17 @@ def _details(run: RunDirectory, report: SaveReport) -> dict[str, Any]:
             {"path": entry.path, "bytes": entry.bytes, "digest": entry.digest}
             for entry in record.files
         ],
-        "seconds": _seconds(run, record),
+        "seconds": place.seconds(record),
     }
 
 
-def _seconds(run: RunDirectory, record: Manifest) -> float | None:
-    """From registration to commit; None when staging no longer tells."""
-    staged = run.save(record.attempt, record.incarnation, record.kind, record.step)
-    try:
-        registered = receipts.read_registration(staged).created_at
-    except (FileNotFoundError, DamagedFileError):
-        return None
-    return max((record.created_at - registered).total_seconds(), 0.0)
-
-
-def _print(run: RunDirectory, report: SaveReport) -> None:
+def _print(place: Place, report: SaveReport) -> None:
     console = stdout()
     console.print(f"{report.save.kind.value} of step {report.save.step}", style="bold")
     if report.save.committed is None:
         return
     committed, record = report.save.committed, report.save.committed.manifest
-    seconds = _seconds(run, record)
+    seconds = place.seconds(record)
     lines = {
         "committed": format_time(record.created_at)
         + ("" if seconds is None else f", {seconds:.1f} s after it was registered"),

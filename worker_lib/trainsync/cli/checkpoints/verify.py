@@ -8,23 +8,31 @@ from rich.filesize import decimal
 
 from trainsync.api.words import counted
 from trainsync.cli.checkpoints import reports
-from trainsync.cli.options import DEFAULT_THREADS, AsJson, Directory, Threads, open_run
+from trainsync.cli.checkpoints.places import open_place
+from trainsync.cli.options import (
+    DEFAULT_THREADS,
+    AllowHttp,
+    AsJson,
+    DirectoryOrUrl,
+    Endpoint,
+    Region,
+    Threads,
+)
 from trainsync.cli.output import tables
 from trainsync.cli.output.console import DAMAGED, USAGE, emit, fail, guarded, stderr
 from trainsync.cli.output.progress import bytes_bar
-from trainsync.storage.inspect import leftovers as leftovers
-from trainsync.storage.inspect.findings import Finding, in_order
-from trainsync.storage.inspect.internal import in_internal
-from trainsync.storage.inspect.pointers import check_pointers
-from trainsync.storage.inspect.saves import Save, bytes_to_read, check_all_sizes, check_digests
-from trainsync.storage.layout import RunDirectory
+from trainsync.storage.inspect.findings import in_order
+from trainsync.storage.objects.opening import StoreOptions
 
 
 @guarded
 def verify(
-    directory: Directory,
+    directory: DirectoryOrUrl,
     step: Annotated[int | None, typer.Option(min=0, help="Only this step.")] = None,
     threads: Threads = DEFAULT_THREADS,
+    endpoint: Endpoint = None,
+    region: Region = None,
+    allow_http: AllowHttp = False,
     as_json: AsJson = False,
 ) -> None:
     """Read every committed file, compare its digest with the manifest, and look for leftovers.
@@ -33,28 +41,28 @@ def verify(
     harmless: an unlisted or temporary file, a half-promoted step, what is in staging or trash.
     While the run is at work, what it is just writing shows as leftovers.
     """
-    run = open_run(directory)
-    saves = check_all_sizes(run, step)
+    place = open_place(directory, StoreOptions(endpoint, region, allow_http))
+    saves = place.saves(step)
     if step is not None and not saves:
         fail(f"step {step} is not committed in {directory}", USAGE)
-    size = bytes_to_read(saves)
+    size = place.bytes_to_read(saves)
     started = time.perf_counter()
     with bytes_bar("reading", size) as tell:
-        checked = check_digests(run, saves, threads=threads, on_bytes=tell)
+        checked = place.check_digests(saves, threads, tell)
     seconds = time.perf_counter() - started
-    findings = in_order([*reports.of_saves(checked), *_beside(run, checked, step)])
+    findings = in_order([*reports.of_saves(checked), *place.beside(checked, step)])
     damage = sum(finding.is_damage for finding in findings)
     if as_json:
         emit(
             {
                 "directory": str(directory),
-                "saves": [report.to_json_dict() for report in reports.report(run, checked)],
+                "saves": [report.to_json_dict() for report in place.reports(checked)],
                 "findings": [finding.to_json_dict() for finding in findings],
                 "read": {"bytes": size, "seconds": round(seconds, 3), "threads": threads},
             }
         )
     else:
-        tables.print_saves(reports.report(run, checked))
+        tables.print_saves(place.reports(checked))
         tables.print_findings(findings)
         rate = f", {decimal(int(size / seconds))}/s" if size else ""
         stderr().print(
@@ -63,15 +71,3 @@ def verify(
         )
     if damage:
         raise typer.Exit(DAMAGED)
-
-
-def _beside(run: RunDirectory, saves: list[Save], step: int | None) -> list[Finding]:
-    if step is not None:
-        return leftovers.in_steps(run, saves, step)
-    return [
-        *check_pointers(run, saves),
-        *leftovers.in_root(run),
-        *leftovers.in_steps(run, saves),
-        *leftovers.in_staging(run),
-        *in_internal(run),
-    ]

@@ -1,6 +1,8 @@
 """Compares the two pointers with the committed steps."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
 
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.errors import DamagedFileError
@@ -8,6 +10,8 @@ from trainsync.storage.inspect.findings import Code, Finding, Severity
 from trainsync.storage.inspect.saves import Save
 from trainsync.storage.layout import RunDirectory, step_name
 from trainsync.storage.saves import pointers
+
+_REMEDIES: Final = ("a monitor that starts writes it", "a monitor moves it on")
 
 
 def targets(run: RunDirectory) -> dict[SaveKind, int]:
@@ -37,36 +41,51 @@ def check_pointers(run: RunDirectory, saves: Sequence[Save]) -> list[Finding]:
     Raises:
         OSError: a pointer cannot be read.
     """
-    found = (_check(run, kind, saves) for kind in SaveKind)
+    found = (
+        judge(kind, run.pointer(kind).name, partial(pointers.read_pointer, run, kind), saves)
+        for kind in SaveKind
+    )
     return [finding for finding in found if finding is not None]
 
 
-def _check(run: RunDirectory, kind: SaveKind, saves: Sequence[Save]) -> Finding | None:
+def judge(
+    kind: SaveKind,
+    name: str,
+    read: Callable[[], int | None],
+    saves: Sequence[Save],
+    remedies: tuple[str, str] = _REMEDIES,
+) -> Finding | None:
+    """Compare what the pointer ``name`` of ``kind`` says with the saves; None: nothing is wrong.
+
+    Args:
+        read: the step that it names; `DamagedFileError` when it names none.
+        remedies: what writes a pointer that is missing, and what moves one that is behind.
+    """
     newest = newest_valid(saves, kind)
     try:
-        step = pointers.read_pointer(run, kind)
+        step = read()
     except DamagedFileError as error:
-        return _finding(run, kind, Code.POINTER, error.why)
+        return _finding(name, kind, Code.POINTER, error.why)
     if step is None:
         if newest is None:
             return None
-        text = f"is missing, though step {newest} is committed: a monitor that starts writes it"
-        return _finding(run, kind, Code.POINTER_BEHIND, text, newest)
+        text = f"is missing, though step {newest} is committed: {remedies[0]}"
+        return _finding(name, kind, Code.POINTER_BEHIND, text, newest)
     named = next((save for save in saves if (save.step, save.kind) == (step, kind)), None)
     if named is None:
         text = f"names step {step}, which has no manifest of a {kind.value}"
-        return _finding(run, kind, Code.POINTER_DANGLING, text, step)
+        return _finding(name, kind, Code.POINTER_DANGLING, text, step)
     if not named.valid:
         text = f"names {step_name(step)}, which is damaged"
-        return _finding(run, kind, Code.POINTER_DANGLING, text, step)
+        return _finding(name, kind, Code.POINTER_DANGLING, text, step)
     if newest is not None and newest > step:
-        text = f"names step {step}, though step {newest} is committed: a monitor moves it on"
-        return _finding(run, kind, Code.POINTER_BEHIND, text, step)
+        text = f"names step {step}, though step {newest} is committed: {remedies[1]}"
+        return _finding(name, kind, Code.POINTER_BEHIND, text, step)
     return None
 
 
 def _finding(
-    run: RunDirectory, kind: SaveKind, code: Code, message: str, step: int | None = None
+    name: str, kind: SaveKind, code: Code, message: str, step: int | None = None
 ) -> Finding:
     severity = Severity.LEFTOVER if code is Code.POINTER_BEHIND else Severity.DAMAGE
-    return Finding(severity, code, run.pointer(kind).name, message, step, kind)
+    return Finding(severity, code, name, message, step, kind)

@@ -1,5 +1,6 @@
 """Committed saves next to their manifests: by size at once, by digest with `inspect_reading`."""
 
+import math
 import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -73,6 +74,18 @@ def check_all_sizes(run: RunDirectory, step: int | None = None) -> list[Save]:
     """`check_sizes` of every save, or of those at ``step``, in order."""
     found = [check_sizes(run, s, kind) for s, kind in committed_pairs(run, step)]
     return [save for save in found if save is not None]
+
+
+def as_trained(saves: Iterable[Save], kind: SaveKind, uid: str) -> list[int]:
+    """Steps of ``kind`` in the order of training, as the run ``uid`` counts: what a newer attempt
+    trained again is newer."""
+
+    def age(save: Save) -> tuple[tuple[bool, float], int]:
+        # One that cannot be read is not the first to go.
+        found = save.committed.manifest.age(uid) if save.committed else (True, math.inf)
+        return found, save.step
+
+    return [save.step for save in sorted((s for s in saves if s.kind is kind), key=age)]
 
 
 def bytes_to_read(saves: Iterable[Save]) -> int:

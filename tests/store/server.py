@@ -1,0 +1,113 @@
+"""versitygw: a real server that speaks S3, on a directory of this machine."""
+
+import hashlib
+import hmac
+import http.client
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tests.ports import port_of, reserved_port
+
+ACCESS = "AKIATESTTESTTESTTEST"
+SECRET = "secret-that-no-message-may-show"
+REGION = "eu-central-1"
+_START_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server; ``root`` holds a directory for each bucket."""
+
+    program: Path
+    pid: int
+    port: int
+    root: Path
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def bucket(self, name: str) -> Path:
+        """Make a bucket; the directory with its objects as files."""
+        place = self.root / name
+        place.mkdir()
+        return place
+
+    def add_user(self, access: str, secret: str) -> None:
+        """A user without any right."""
+        admin = ["--access", ACCESS, "--secret", SECRET, "--region", REGION]
+        user = ["--access", access, "--secret", secret, "--role", "user"]
+        command = [self.program, "admin", *admin, "--endpoint-url", self.endpoint, "create-user"]
+        subprocess.run([*command, *user], check=True, capture_output=True, timeout=30)
+
+    def set_policy(self, bucket: str, policy: dict[str, Any]) -> None:
+        """Put a bucket's policy. obstore has no such request, so it is signed here."""
+        body = json.dumps(policy).encode()
+        host, now = f"127.0.0.1:{self.port}", datetime.now(UTC)
+        stamp, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
+        digest = hashlib.sha256(body).hexdigest()
+        headers = {"host": host, "x-amz-content-sha256": digest, "x-amz-date": stamp}
+        names = ";".join(headers)
+        lines = "".join(f"{name}:{value}\n" for name, value in headers.items())
+        request = f"PUT\n/{bucket}\npolicy=\n{lines}\n{names}\n{digest}"
+        scope = f"{day}/{REGION}/s3/aws4_request"
+        signed = hashlib.sha256(request.encode()).hexdigest()
+        key = f"AWS4{SECRET}".encode()
+        for text in (*scope.split("/"), f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{signed}"):
+            key = hmac.digest(key, text.encode(), "sha256")
+        headers["authorization"] = (
+            f"AWS4-HMAC-SHA256 Credential={ACCESS}/{scope}, SignedHeaders={names}, "
+            f"Signature={key.hex()}"
+        )
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection.request("PUT", f"/{bucket}?policy", body, headers)
+        answer = connection.getresponse()
+        assert answer.status < 300, answer.read()
+        connection.close()
+
+
+@contextmanager
+def serving(program: Path, root: Path) -> Iterator[Server]:
+    """A server for as long as the body runs, on what an earlier one left; then it is killed."""
+    root.mkdir(parents=True, exist_ok=True)
+    users = root.with_name("users")
+    users.mkdir(exist_ok=True)
+    environment = {
+        "PATH": os.environ["PATH"],
+        "ROOT_ACCESS_KEY_ID": ACCESS,
+        "ROOT_SECRET_ACCESS_KEY": SECRET,
+    }
+    with reserved_port() as bound, (root.parent / "server.log").open("wb") as log:
+        port = port_of(bound)
+        command = [program, "--quiet", "--port", f"127.0.0.1:{port}", "--region", REGION]
+        command += ["--iam-dir", str(users)]
+        process = subprocess.Popen(
+            [*command, "posix", str(root)], env=environment, stdout=log, stderr=log
+        )
+        try:
+            _wait(process, port)
+            yield Server(program, process.pid, port, root)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _wait(process: "subprocess.Popen[bytes]", port: int) -> None:
+    end = time.monotonic() + _START_SECONDS
+    while True:
+        assert process.poll() is None, f"the server ended with {process.returncode}"
+        try:
+            with socket.create_connection(("127.0.0.1", port), 1.0):
+                return
+        except OSError:
+            assert time.monotonic() < end, "the server does not listen"
+            time.sleep(0.05)

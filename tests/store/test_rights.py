@@ -1,0 +1,92 @@
+"""The policy of docs/storage.md suffices, and nothing in it is too much."""
+
+import json
+from typing import Any
+
+import pytest
+from trainsync.storage.layout import RunDirectory
+
+from tests.store.conftest import Place
+from tests.store.server import Server
+from tests.unit.cli.commands import call, document, findings
+from tests.unit.docs.pages import ROOT, blocks
+
+USER = "AKIAUSERUSERUSERUSER"
+
+
+@pytest.fixture(scope="module")
+def user(server: Server) -> str:
+    server.add_user(USER, "users-secret")
+    return USER
+
+
+def policy(place: Place, *without: str) -> dict[str, Any]:
+    """That of the page, for the user and the bucket, less some actions."""
+    (block,) = (b for b in blocks(ROOT / "docs/storage.md") if b.language == "json")
+    found: dict[str, Any] = json.loads(block.text.replace("my-bucket", place.name))
+    for statement in found["Statement"]:
+        statement["Principal"] = {"AWS": [USER]}
+        statement["Action"] = [name for name in statement["Action"] if name not in without]
+    found["Statement"] = [one for one in found["Statement"] if one["Action"]]
+    return found
+
+
+@pytest.fixture
+def as_user(
+    server: Server, place: Place, user: str, monkeypatch: pytest.MonkeyPatch
+) -> pytest.MonkeyPatch:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", user)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "users-secret")
+    return monkeypatch
+
+
+@pytest.mark.usefixtures("as_user")
+def test_the_policy_suffices_for_every_command(
+    server: Server, place: Place, run: RunDirectory
+) -> None:
+    server.set_policy(place.name, policy(place))
+    for step in (10, 20, 30):
+        document("cp", run.root, place.url(), "--step", step)
+    assert findings("verify", place.url(), code=0) == []
+    assert document("show", place.url(), "latest")["step"] == 30
+    assert [r["step"] for r in document("prune", place.url(), "--keep", 1, "--yes")["removed"]] == [
+        10
+    ]
+
+
+@pytest.mark.usefixtures("as_user")
+@pytest.mark.parametrize("action", ["s3:ListBucket", "s3:GetObject", "s3:PutObject"])
+def test_without_one_of_its_actions_a_copy_is_refused(
+    server: Server, place: Place, run: RunDirectory, action: str
+) -> None:
+    server.set_policy(place.name, policy(place, action))
+    result = call("cp", run.root, place.url())
+    assert result.exit_code == 3
+    assert "access is denied (403, AccessDenied)" in result.stderr
+    assert not [key for key in place.objects() if "manifests/" in key]
+
+
+@pytest.mark.usefixtures("as_user")
+def test_without_the_right_to_delete_only_prune_is_refused(
+    server: Server, place: Place, run: RunDirectory
+) -> None:
+    server.set_policy(place.name, policy(place, "s3:DeleteObject"))
+    for step in (10, 20, 30):
+        document("cp", run.root, place.url(), "--step", step)
+    assert findings("verify", place.url(), code=0) == []
+    result = call("prune", place.url(), "--keep", 1, "--yes")
+    assert result.exit_code == 3
+    assert "access is denied" in result.stderr
+    assert [s["step"] for s in document("ls", place.url())["saves"]] == [10, 20, 20, 30]
+
+
+@pytest.mark.usefixtures("as_user")
+def test_to_read_two_actions_suffice(server: Server, place: Place, run: RunDirectory) -> None:
+    with pytest.MonkeyPatch.context() as owner:
+        owner.setenv("AWS_ACCESS_KEY_ID", "AKIATESTTESTTESTTEST")
+        owner.setenv("AWS_SECRET_ACCESS_KEY", "secret-that-no-message-may-show")
+        document("cp", run.root, place.url())
+    writes = ("s3:PutObject", "s3:AbortMultipartUpload", "s3:DeleteObject")
+    server.set_policy(place.name, policy(place, *writes))
+    assert findings("verify", place.url(), code=0) == []
+    document("cp", place.url(), run.root / "back")

@@ -1,0 +1,58 @@
+"""Does one thing for many items in several threads; the first failure stops all."""
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class StoppedError(Exception):
+    """Another thread failed, or the person wants no more."""
+
+
+def for_each(
+    items: Iterable[T], work: Callable[[T, Callable[[], None]], None], threads: int
+) -> None:
+    """Call ``work`` with every item, and with a function that raises once it shall stop.
+
+    Raises:
+        What ``work`` raised first, when all threads have stopped.
+    """
+    stop = threading.Event()
+    todo = list(items)
+    left = iter(todo)  # a list's iterator gives every item once, to whichever thread asks
+    failures: list[BaseException] = []
+
+    def go_on() -> None:
+        if stop.is_set():
+            raise StoppedError
+
+    def run() -> None:
+        try:
+            for item in left:
+                go_on()
+                work(item, go_on)
+        except StoppedError:
+            pass
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+            stop.set()
+
+    workers = [
+        threading.Thread(target=run, name=f"trainsync-copy-{number}", daemon=True)
+        for number in range(min(threads, len(todo)))
+    ]
+    started: list[threading.Thread] = []
+    try:
+        for worker in workers:
+            worker.start()
+            started.append(worker)
+        for worker in started:
+            worker.join()
+    finally:  # also on Ctrl-C: the threads stop after the block at hand
+        stop.set()
+        for worker in started:
+            worker.join()
+    if failures:
+        raise failures[0]

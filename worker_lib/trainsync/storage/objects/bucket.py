@@ -1,0 +1,346 @@
+"""One store: objects by their key, each call with a deadline and a bounded number of tries.
+
+A reply can be lost when the store has done what it was asked: so after every conditional put whose
+end is not known, or that another seems to have won, what is there is read back and compared.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from trainsync.storage.objects import transfer
+from trainsync.storage.objects.errors import (
+    ObjectChangedError,
+    ObjectExistsError,
+    ObjectMissingError,
+    StoreError,
+    StoreRefusedError,
+    StoreUnavailableError,
+)
+from trainsync.storage.objects.failures import translate
+
+if TYPE_CHECKING:
+    from obstore import UpdateVersion
+    from obstore.store import ObjectStore
+
+_LOG = logging.getLogger(__name__)
+_LARGEST_RECORD: Final = 256 << 20  # a manifest of a million files; more is not ours
+_DELETED_AT_ONCE: Final = 500
+_NO_UPLOAD: Final = "NoSuchUpload"
+_NOT_OF_THE_STORE: Final = (NotImplementedError, TypeError, AttributeError)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of each call. None begins another try after ``retry_seconds``.
+
+    Args:
+        call_seconds: of one request for a record or a listing.
+        transfer_seconds: of one request with a part of an object: on a slow way many share it.
+        part_bytes: of a part of a multipart upload, and of a range that is read at once.
+        parts: of one object that are in flight at once.
+    """
+
+    connect_seconds: float = 10.0
+    call_seconds: float = 30.0
+    transfer_seconds: float = 300.0
+    retries: int = 6
+    retry_seconds: float = 90.0
+    part_bytes: int = 8 << 20
+    parts: int = 4
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A small object, and what names these very bytes: most stores an e-tag, GCS a version."""
+
+    data: bytes
+    etag: str | None
+    version: str | None
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """An object in a listing; ``modified`` is by the clock of the store."""
+
+    key: str
+    bytes: int
+    modified: datetime
+
+
+class Bucket:
+    """A store; thread-safe. All methods raise `StoreRefusedError` and `StoreUnavailableError`.
+
+    Args:
+        store: obstore's.
+        name: its URL, for messages.
+        transfers: the same with the deadline of transfers.
+    """
+
+    def __init__(
+        self,
+        store: "ObjectStore",
+        name: str,
+        limits: Limits | None = None,
+        transfers: "ObjectStore | None" = None,
+    ) -> None:
+        self._store = store
+        self._transfers = store if transfers is None else transfers
+        self.name = name
+        self.limits = Limits() if limits is None else limits
+
+    def get(self, key: str) -> Blob:
+        """A small object.
+
+        Raises:
+            ObjectMissingError: there is none.
+        """
+
+        def read() -> Blob:
+            found = self._store.get(key)
+            if found.meta["size"] > _LARGEST_RECORD:
+                raise StoreRefusedError(
+                    f"{self.name}: {key} has {found.meta['size']} bytes, at most "
+                    f"{_LARGEST_RECORD} are read"
+                )
+            return Blob(bytes(found.bytes()), found.meta["e_tag"], found.meta["version"])
+
+        return self._again(read, f"reading {key}")
+
+    def find(self, key: str) -> Blob | None:
+        """`get`; None where there is none."""
+        try:
+            return self.get(key)
+        except ObjectMissingError:
+            return None
+
+    def create(self, key: str, data: bytes) -> None:
+        """Put an object that must not be there; one with the very same bytes is fine.
+
+        Raises:
+            ObjectExistsError: there is another one.
+        """
+
+        def put() -> None:
+            self._store.put(key, data, mode="create", use_multipart=False)
+
+        def settled() -> bool:
+            there = self.find(key)
+            if there is not None and there.data != data:
+                raise ObjectExistsError(f"{self.name}: {key} is there already, with other bytes")
+            return there is not None
+
+        self._conditional(put, settled, f"putting {key}")
+
+    def replace(self, key: str, data: bytes, old: Blob) -> None:
+        """Put an object in the place of ``old``, which `get` gave.
+
+        Raises:
+            ObjectChangedError: another one is there by now, or none.
+        """
+
+        def put() -> None:
+            mode: UpdateVersion = {}
+            if old.etag is not None:
+                mode["e_tag"] = old.etag
+            if old.version is not None:
+                mode["version"] = old.version
+            self._store.put(key, data, mode=mode, use_multipart=False)
+
+        def settled() -> bool:
+            there = self.find(key)
+            if there is not None and there.data == data:
+                return True
+            if there is None or (there.etag, there.version) != (old.etag, old.version):
+                raise ObjectChangedError(f"{self.name}: another writer has replaced {key}")
+            return False
+
+        self._conditional(put, settled, f"putting {key}")
+
+    def upload(self, key: str, blocks: Iterator[bytes | memoryview], size: int) -> None:
+        """Put an object of ``size`` bytes under a key that no other writer has.
+
+        Several parts go at once where there are several. What ``blocks`` raises is raised here, and
+        then there is no object. The parts in flight bound the memory.
+        """
+        part = transfer.part_bytes(size, self.limits.part_bytes)
+        failed: list[BaseException] = []
+        fed = transfer.parts(blocks, part, failed)
+        try:
+            if size <= part:
+                data = b"".join(bytes(block) for block in fed)
+                self._again(
+                    lambda: self._transfers.put(key, data, use_multipart=False), f"putting {key}"
+                )
+            else:
+                self._transfers.put(
+                    key, fed, use_multipart=True, chunk_size=part, max_concurrency=self.limits.parts
+                )
+        except Exception as error:
+            if failed:
+                raise failed[0] from None
+            if isinstance(error, StoreError):
+                raise
+            problem = translate(error, f"putting {key}", self.name)
+            # The last reply may be lost, and a second one say that there is no such upload any
+            # more: then the object is there, as a whole.
+            unclear = isinstance(problem, StoreUnavailableError) or _NO_UPLOAD in str(error)
+            if size > part and unclear and self._size_of(key) == size:
+                return
+            raise problem from None
+
+    def blocks(self, key: str, size: int) -> Iterator[bytes]:
+        """The bytes of an object, in order; several ranges are fetched at once.
+
+        Raises:
+            ObjectMissingError: there is none.
+            ObjectChangedError: it has not ``size`` bytes.
+        """
+
+        def fetch(start: int, end: int) -> bytes:
+            def read() -> bytes:
+                try:
+                    found = self._transfers.get(key, options={"range": (start, end)})
+                except Exception as error:
+                    if "range" in str(error).lower():  # it is shorter than that
+                        self._check_size(key, size, self._size_of(key))
+                    raise
+                self._check_size(key, size, found.meta["size"])
+                data = bytes(found.bytes())
+                if len(data) != end - start:
+                    raise StoreUnavailableError(
+                        f"{self.name}: of {key} came {len(data)} bytes, asked for {end - start}"
+                    )
+                return data
+
+            return self._again(read, f"reading {key}")
+
+        if size == 0:
+            there = self._size_of(key)
+            if there is None:
+                raise ObjectMissingError(f"{self.name}, reading {key}: there is no such object")
+            self._check_size(key, 0, there)
+            return iter(())
+        return transfer.in_order(size, self.limits.part_bytes, self.limits.parts, fetch)
+
+    def folders(self, folder: str) -> list[str]:
+        """Keys of the folders right in ``folder``, without a slash at the end."""
+        return [str(key) for key in self._list(folder)[0]]
+
+    def objects(self, folder: str) -> list[ObjectInfo]:
+        """The objects right in ``folder``, by key; what is deeper is not listed."""
+        return self._list(folder)[1]
+
+    def below(self, folder: str) -> list[ObjectInfo]:
+        """All objects below ``folder``, by key."""
+
+        def read() -> list[ObjectInfo]:
+            found = self._store.list(prefix=folder).collect()
+            return [ObjectInfo(o["path"], o["size"], o["last_modified"]) for o in found]
+
+        return sorted(self._again(read, f"listing {folder}"), key=lambda info: info.key)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove objects; what is gone already is fine."""
+        for start in range(0, len(keys), _DELETED_AT_ONCE):
+            some = list(keys[start : start + _DELETED_AT_ONCE])
+            try:
+                self._again(lambda some=some: self._store.delete(some), "deleting")  # type: ignore[misc]
+            except ObjectMissingError:
+                for key in some:
+                    self._delete_one(key)
+
+    def _delete_one(self, key: str) -> None:
+        with suppress(ObjectMissingError):
+            self._again(lambda: self._store.delete(key), f"deleting {key}")
+
+    def _list(self, folder: str) -> tuple[list[str], list[ObjectInfo]]:
+        def read() -> tuple[list[str], list[ObjectInfo]]:
+            found = self._store.list_with_delimiter(folder or None)
+            infos = [ObjectInfo(o["path"], o["size"], o["last_modified"]) for o in found["objects"]]
+            return list(found["common_prefixes"]), infos
+
+        folders, infos = self._again(read, f"listing {folder or 'the prefix'}")
+        return sorted(folders), sorted(infos, key=lambda info: info.key)
+
+    def _check_size(self, key: str, size: int, there: int | None) -> None:
+        if there is not None and there != size:
+            raise ObjectChangedError(f"{self.name}: {key} has {there} bytes, expected {size}")
+
+    def _size_of(self, key: str) -> int | None:
+        try:
+            return int(self._again(lambda: self._store.head(key)["size"], f"looking at {key}"))
+        except ObjectMissingError:
+            return None
+
+    def _again(self, call: Callable[[], T], doing: str) -> T:
+        """``call``, a few times more where it may be done again; obstore has tried, too."""
+        tries = _Tries(self.limits.retry_seconds)
+        while True:
+            try:
+                return call()
+            except _NOT_OF_THE_STORE:
+                raise
+            except Exception as error:  # noqa: BLE001 - obstore's have no common base
+                found = (
+                    error if isinstance(error, StoreError) else translate(error, doing, self.name)
+                )
+                if not isinstance(found, StoreUnavailableError) or tries.spent():
+                    raise found from None
+                _LOG.warning("%s; it is tried again", found)
+
+    def _conditional(
+        self, put: Callable[[], None], settled: Callable[[], bool], doing: str
+    ) -> None:
+        """``put``, until it is ``settled``: done by us, or lost to another (which raises)."""
+        tries = _Tries(self.limits.retry_seconds)
+        while True:
+            try:
+                put()
+            except _NOT_OF_THE_STORE:
+                raise
+            except Exception as error:  # noqa: BLE001 - obstore's have no common base
+                if settled():
+                    return
+                found = _condition_failed(error)
+                problem = None if found else translate(error, doing, self.name)
+                if isinstance(problem, StoreUnavailableError) or found:
+                    if not tries.spent():
+                        continue
+                    problem = problem or StoreUnavailableError(
+                        f"{self.name}, {doing}: the store refuses, though nothing else is there"
+                    )
+                assert problem is not None
+                raise problem from None
+            else:
+                return
+
+
+class _Tries:
+    """Counts tries, and waits between them; none begins after ``seconds``."""
+
+    _WAITS: Final = (0.2, 1.0)
+
+    def __init__(self, seconds: float) -> None:
+        self._done = 0
+        self._end = time.monotonic() + seconds
+
+    def spent(self) -> bool:
+        """Whether there is none left; else it has waited for the next one."""
+        if self._done == len(self._WAITS) or time.monotonic() >= self._end:
+            return True
+        time.sleep(self._WAITS[self._done])
+        self._done += 1
+        return False
+
+
+def _condition_failed(error: Exception) -> bool:
+    from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+    return isinstance(error, AlreadyExistsError | PreconditionError)

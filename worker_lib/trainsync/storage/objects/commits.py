@@ -1,0 +1,134 @@
+"""What is committed in a store: manifests, each put once, and pointers, which never go back."""
+
+from pathlib import Path
+from typing import Final
+
+from trainsync.api.protocol import SaveKind
+from trainsync.failpoints import failpoint
+from trainsync.storage.errors import DamagedFileError, PromotionConflictError, StepGoneError
+from trainsync.storage.layout import MAX_STEP
+from trainsync.storage.objects import keys, manifests
+from trainsync.storage.objects.bucket import Blob, Bucket
+from trainsync.storage.objects.errors import (
+    ObjectChangedError,
+    ObjectExistsError,
+    ObjectMissingError,
+    StoreUnavailableError,
+)
+from trainsync.storage.objects.manifests import Stored
+from trainsync.storage.saves.manifest import Manifest
+
+_POINTER_TRIES: Final = 8
+_MAX_DIGITS: Final = 100  # Python refuses to read numbers of thousands of digits
+
+
+def committed_steps(bucket: Bucket, kind: SaveKind) -> list[int]:
+    """Steps of which a save of ``kind`` is committed, in order. One request for each thousand."""
+    found = (keys.parse_manifest(kind, info.key) for info in bucket.objects(keys.manifests(kind)))
+    return sorted(step for step in found if step is not None)
+
+
+def committed_pairs(bucket: Bucket, step: int | None = None) -> list[tuple[int, SaveKind]]:
+    """(step, kind) of every save, damaged ones too, or of those at ``step``; in order."""
+    return sorted(
+        (there, kind)
+        for kind in SaveKind
+        for there in committed_steps(bucket, kind)
+        if step in (None, there)
+    )
+
+
+def read_manifest(bucket: Bucket, kind: SaveKind, step: int) -> Stored:
+    """The save of ``kind`` at ``step``.
+
+    Raises:
+        StepGoneError: there is none.
+        DamagedFileError: it cannot be understood.
+    """
+    try:
+        data = bucket.get(keys.manifest(kind, step)).data
+    except ObjectMissingError:
+        raise StepGoneError(f"{kind.value} {step} is not committed in {bucket.name}") from None
+    return manifests.decode(data, kind, step)
+
+
+def commit(bucket: Bucket, manifest: Manifest, objects: dict[str, str]) -> Stored:
+    """Commit a save whose objects are all there, and let the pointer follow.
+
+    The manifest is the commit point. A save that another process has committed meanwhile is as
+    good, if it is the same.
+
+    Args:
+        objects: the key of each file's path.
+
+    Returns what is committed, whose objects may be another process's.
+
+    Raises:
+        PromotionConflictError: another save is committed at its step.
+    """
+    data = manifests.encode(manifest, objects)
+    stored = manifests.decode(data, manifest.kind, manifest.step)
+    failpoint("store.uploaded")
+    try:
+        bucket.create(keys.manifest(manifest.kind, manifest.step), data)
+    except ObjectExistsError:
+        stored = read_manifest(bucket, manifest.kind, manifest.step)
+        check_same(bucket.name, stored.manifest, manifest)
+    failpoint("store.manifest")
+    move_pointer(bucket, manifest.kind, manifest.step)
+    failpoint("store.pointer")
+    return stored
+
+
+def check_same(where: str, there: Manifest, wanted: Manifest) -> None:
+    """See that two manifests of one step are of the same save.
+
+    Raises:
+        PromotionConflictError: they are not.
+    """
+    if there != wanted:
+        raise PromotionConflictError(
+            f"{wanted.kind.value} {wanted.step} in {where} is another save, of attempt "
+            f"{there.attempt} of run {there.run_uid} ({there.created_at:%Y-%m-%d %H:%M:%S} UTC), "
+            "and stays"
+        )
+
+
+def read_pointer(bucket: Bucket, kind: SaveKind) -> int | None:
+    """The step that the pointer names; None when there is no pointer.
+
+    Raises:
+        DamagedFileError: it does not hold a step.
+    """
+    found = bucket.find(keys.pointer(kind))
+    return None if found is None else _step_in(found, kind)
+
+
+def move_pointer(bucket: Bucket, kind: SaveKind, step: int) -> bool:
+    """Name ``step``, unless a newer one is named; whether it moved.
+
+    Raises:
+        DamagedFileError: the present pointer cannot be read; it stays.
+        StoreUnavailableError: others move it all the time.
+    """
+    key, data = keys.pointer(kind), f"{step}\n".encode()
+    for _ in range(_POINTER_TRIES):
+        there = bucket.find(key)
+        try:
+            if there is None:
+                bucket.create(key, data)
+                return True
+            if _step_in(there, kind) >= step:
+                return False
+            bucket.replace(key, data, there)
+        except (ObjectExistsError, ObjectChangedError):
+            continue  # another writer was faster: what it named decides
+        return True
+    raise StoreUnavailableError(f"{bucket.name}: other writers move {key} all the time")
+
+
+def _step_in(found: Blob, kind: SaveKind) -> int:
+    text = found.data[: _MAX_DIGITS + 2].decode("ascii", errors="replace").strip()
+    if not text.isdecimal() or len(text) > _MAX_DIGITS or int(text) > MAX_STEP:
+        raise DamagedFileError(Path(keys.pointer(kind)), f"holds {text[:40]!r}, expected a step")
+    return int(text)

@@ -1,0 +1,224 @@
+"""Saves of a store next to their manifests: by listing at once, by digest when they are read."""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from trainsync.api.protocol import SaveKind
+from trainsync.storage import digest
+from trainsync.storage.crowd import for_each
+from trainsync.storage.errors import DamagedFileError, StepGoneError
+from trainsync.storage.inspect import pointers
+from trainsync.storage.inspect.findings import Code, Finding, Severity
+from trainsync.storage.inspect.saves import Save
+from trainsync.storage.layout import parse_step, step_name
+from trainsync.storage.objects import commits, keys
+from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingError
+from trainsync.storage.objects.manifests import Stored
+from trainsync.storage.saves.manifest import Committed
+from trainsync.storage.saves.receipts import FileEntry
+
+_AT_ONCE: Final = 8
+_REMEDIES: Final = ("copy that step again", "copy that step again")
+
+
+@dataclass(frozen=True)
+class StoredSave:
+    """A save as `trainsync.storage.inspect` has them; ``stored`` is None when its manifest cannot
+    be understood."""
+
+    save: Save
+    stored: Stored | None
+
+
+def is_store(bucket: Bucket) -> bool:
+    """Whether there is anything of a run under the prefix, or nothing at all yet."""
+    ours = {keys.MANIFESTS, keys.OBJECTS, keys.PROBES, *(keys.pointer(kind) for kind in SaveKind)}
+    names = {*bucket.folders(""), *(info.key for info in bucket.objects(""))}
+    return not names or bool(names & ours)
+
+
+def check_all_sizes(bucket: Bucket, step: int | None = None) -> list[StoredSave]:
+    """Compare every save, or those at ``step``, with a listing of its objects; in order."""
+    pairs = commits.committed_pairs(bucket, step)
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="trainsync-list") as pool:
+        found = list(pool.map(lambda pair: _check_sizes(bucket, *pair), pairs))
+    return [save for save in found if save is not None]
+
+
+def _check_sizes(bucket: Bucket, step: int, kind: SaveKind) -> StoredSave | None:
+    try:
+        stored = commits.read_manifest(bucket, kind, step)
+    except StepGoneError:
+        return None  # it was pruned meanwhile
+    except DamagedFileError as error:
+        finding = _damage(Code.MANIFEST, keys.manifest(kind, step), error.why, step, kind)
+        return StoredSave(Save(step, kind, None, (finding,)), None)
+    findings = tuple(size_findings(bucket, stored))
+    if findings and not _is_there(bucket, stored):
+        return None
+    return StoredSave(Save(step, kind, Committed(stored.manifest, stored.digest), findings), stored)
+
+
+def size_findings(bucket: Bucket, stored: Stored) -> list[Finding]:
+    """What a listing of the folders of its writers says against a save."""
+    folders = {keys.folder_of(key) for key in stored.keys.values()}
+    sizes = {info.key: info.bytes for folder in folders for info in bucket.below(folder)}
+    found = []
+    for entry in stored.manifest.files:
+        there = sizes.get(stored.keys[entry.path])
+        if there is None:
+            text = f"is missing, expected {entry.bytes} bytes"
+            found.append(_of_file(stored, entry, Code.MISSING, text))
+        elif there != entry.bytes:
+            text = f"has {there} bytes, expected {entry.bytes}"
+            found.append(_of_file(stored, entry, Code.SIZE, text))
+    return found
+
+
+def bytes_to_read(saves: Iterable[StoredSave]) -> int:
+    """The bytes that `check_digests` will read."""
+    return sum(entry.bytes for _, entry in _readings(saves))
+
+
+def check_digests(
+    bucket: Bucket,
+    saves: Sequence[StoredSave],
+    *,
+    threads: int,
+    on_bytes: Callable[[int], None] = lambda _: None,
+) -> list[StoredSave]:
+    """Read every object whose size is right, and add what differs to the saves' findings.
+
+    A save that is pruned meanwhile is left out.
+    """
+    problems: dict[tuple[SaveKind, int], list[Finding]] = {}
+
+    def read(reading: tuple[Stored, FileEntry], go_on: Callable[[], None]) -> None:
+        stored, entry = reading
+
+        def tell(count: int) -> None:
+            go_on()
+            on_bytes(count)
+
+        finding = _read(bucket, stored, entry, tell)
+        if finding is not None:
+            key = (stored.manifest.kind, stored.manifest.step)
+            problems.setdefault(key, []).append(finding)
+
+    for_each(sorted(_readings(saves), key=lambda reading: -reading[1].bytes), read, threads)
+    checked = []
+    for found in saves:
+        more = problems.get((found.save.kind, found.save.step), [])
+        if more and found.stored is not None and not _is_there(bucket, found.stored):
+            continue
+        ordered = sorted(more, key=lambda finding: finding.path)
+        save = replace(found.save, findings=(*found.save.findings, *ordered))
+        checked.append(StoredSave(save, found.stored))
+    return checked
+
+
+def check_pointers(bucket: Bucket, saves: Sequence[Save]) -> list[Finding]:
+    """Pointers that name nothing, or nothing whole, or less than the newest."""
+    found = (
+        pointers.judge(
+            kind,
+            keys.pointer(kind),
+            partial(commits.read_pointer, bucket, kind),
+            saves,
+            _REMEDIES,
+        )
+        for kind in SaveKind
+    )
+    return [finding for finding in found if finding is not None]
+
+
+def targets(bucket: Bucket) -> dict[SaveKind, int]:
+    """The step that each pointer names; one that is absent or not understood names nothing."""
+    found = {}
+    for kind in SaveKind:
+        try:
+            step = commits.read_pointer(bucket, kind)
+        except DamagedFileError:
+            continue  # `check_pointers` says so
+        if step is not None:
+            found[kind] = step
+    return found
+
+
+def unlisted(bucket: Bucket, saves: Sequence[StoredSave]) -> list[tuple[int, str]]:
+    """(step, folder) of each writer's folder in which no manifest of ``saves`` names an object:
+    a copy that is at work, or that was killed."""
+    named = {
+        keys.folder_of(key)
+        for found in saves
+        if found.stored is not None
+        for key in found.stored.keys.values()
+    }
+    lonely = []
+    for folder in bucket.folders(keys.OBJECTS):
+        step = parse_step(folder.rpartition("/")[2])
+        if step is not None:
+            lonely += [(step, there) for there in bucket.folders(folder) if there not in named]
+    return sorted(lonely)
+
+
+def unlisted_findings(bucket: Bucket, saves: Sequence[StoredSave]) -> list[Finding]:
+    """`unlisted`, as findings."""
+    text = "objects that no manifest names: a copy is at work, or was cut off (prune removes them)"
+    return [
+        Finding(Severity.LEFTOVER, Code.UNLISTED, folder, text, step)
+        for step, folder in unlisted(bucket, saves)
+    ]
+
+
+def _readings(saves: Iterable[StoredSave]) -> list[tuple[Stored, FileEntry]]:
+    found = []
+    for one in saves:
+        bad = {finding.path for finding in one.save.findings}
+        if one.stored is not None:
+            found += [
+                (one.stored, entry)
+                for entry in one.stored.manifest.files
+                if _name(one.stored, entry) not in bad
+            ]
+    return found
+
+
+def _read(
+    bucket: Bucket, stored: Stored, entry: FileEntry, tell: Callable[[int], None]
+) -> Finding | None:
+    hasher = digest.new_hasher()
+    try:
+        for block in bucket.blocks(stored.keys[entry.path], entry.bytes):
+            hasher.update(block)
+            tell(len(block))
+    except ObjectMissingError:
+        return _of_file(stored, entry, Code.MISSING, "went away while it was read")
+    except ObjectChangedError as error:
+        return _of_file(stored, entry, Code.SIZE, f"is another one by now: {error}")
+    found = digest.format_digest(hasher)
+    if found == entry.digest:
+        return None
+    return _of_file(stored, entry, Code.DIGEST, f"has digest {found}, expected {entry.digest}")
+
+
+def _is_there(bucket: Bucket, stored: Stored) -> bool:
+    found = stored.manifest
+    return bucket.find(keys.manifest(found.kind, found.step)) is not None
+
+
+def _of_file(stored: Stored, entry: FileEntry, code: Code, message: str) -> Finding:
+    found = stored.manifest
+    return _damage(code, _name(stored, entry), message, found.step, found.kind)
+
+
+def _name(stored: Stored, entry: FileEntry) -> str:
+    return f"{step_name(stored.manifest.step)}/{entry.path}"
+
+
+def _damage(code: Code, path: str, message: str, step: int, kind: SaveKind) -> Finding:
+    return Finding(Severity.DAMAGE, code, path, message, step, kind)

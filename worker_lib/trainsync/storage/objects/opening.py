@@ -1,0 +1,141 @@
+"""Opens the store of a URL: endpoint, region and credentials as the clouds' own tools name them."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from trainsync.storage.objects import address
+from trainsync.storage.objects.bucket import Bucket, Limits
+from trainsync.storage.objects.errors import StoreUrlError
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig
+
+_ENDPOINTS: Final = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+ALLOW_HTTP: Final = "AWS_ALLOW_HTTP"
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """What is said beside the URL; what is not said comes from the environment.
+
+    Args:
+        endpoint: of a store that is not the cloud's own; ``https://…``.
+        region: S3's.
+        allow_http: whether an endpoint may be ``http://…``, where others can read and change what
+            goes by.
+        credentials: obstore's settings of the cloud, such as ``access_key_id``.
+    """
+
+    endpoint: str | None = None
+    region: str | None = None
+    allow_http: bool = False
+    credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
+    limits: Limits = field(default_factory=Limits)
+
+
+def open_store(text: str, options: StoreOptions | None = None) -> Bucket:
+    """The store that the URL ``text`` names. Nothing is asked of it yet.
+
+    Raises:
+        StoreUrlError: the URL or an option is wrong.
+    """
+    options = StoreOptions() if options is None else options
+    url = address.parse(text)
+    try:
+        limits = options.limits
+        calls = _open(url, options, limits.call_seconds)
+        return Bucket(calls, str(url), limits, _open(url, options, limits.transfer_seconds))
+    except StoreUrlError:
+        raise
+    except Exception as error:  # noqa: BLE001 - its text may have a setting's value in it
+        kind = type(error).__name__
+        raise StoreUrlError(f"{url}: cannot be opened with these settings ({kind})") from None
+
+
+def _open(url: address.StoreUrl, options: StoreOptions, seconds: float) -> "ObjectStore":
+    from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
+
+    if url.scheme == "file":
+        _refuse(url, options, region=True)
+        if not Path(f"/{url.prefix}").is_dir():
+            raise StoreUrlError(f"{url}: there is no such directory")
+        return LocalStore(f"/{url.prefix}")
+    client = _client(url, options, seconds)
+    retry: RetryConfig = {
+        "max_retries": options.limits.retries,
+        "retry_timeout": timedelta(seconds=options.limits.retry_seconds),
+        "backoff": {
+            "init_backoff": timedelta(seconds=0.1),
+            "max_backoff": timedelta(seconds=5),
+        },
+    }
+    prefix = url.prefix or None
+    given = dict(options.credentials)
+    if options.endpoint is not None:
+        given["endpoint"] = options.endpoint
+    if url.scheme == "s3":
+        if options.endpoint is not None:  # else the environment's own for S3 would win
+            given["aws_endpoint_url_s3"] = options.endpoint
+        if options.region is not None:
+            given["region"] = options.region
+        return S3Store(
+            url.container,
+            prefix=prefix,
+            config={**given, "conditional_put": "etag"},  # type: ignore[arg-type]
+            client_options=client,
+            retry_config=retry,
+        )
+    if url.scheme == "az":
+        _refuse(url, StoreOptions(region=options.region), region=True)
+        return AzureStore(
+            url.container,
+            prefix=prefix,
+            config=given,  # type: ignore[arg-type]
+            client_options=client,
+            retry_config=retry,
+        )
+    _refuse(url, options, region=True)
+    return GCSStore(
+        url.container,
+        prefix=prefix,
+        config=given,  # type: ignore[arg-type]
+        client_options=client,
+        retry_config=retry,
+    )
+
+
+def _client(url: address.StoreUrl, options: StoreOptions, seconds: float) -> "ClientConfig":
+    names = _ENDPOINTS.get(url.scheme, ())
+    from_environment = next((os.environ[name] for name in names if os.environ.get(name)), None)
+    endpoint = options.endpoint or from_environment
+    allowed = options.allow_http or os.environ.get(ALLOW_HTTP, "").lower() in ("1", "true")
+    if endpoint is not None:
+        scheme = endpoint.partition("://")[0].lower()
+        if scheme not in ("http", "https") or "@" in endpoint:
+            raise StoreUrlError(
+                f"{url}: the endpoint is no https://host[:port] without a user and a password"
+            )
+        if scheme == "http" and not allowed:
+            raise StoreUrlError(
+                f"{url}: the endpoint is plain http, where others can read and change what goes "
+                f"by; give an https:// one, or ask for it (--allow-http, {ALLOW_HTTP}=true)"
+            )
+    return {
+        "allow_http": allowed,
+        "connect_timeout": timedelta(seconds=options.limits.connect_seconds),
+        "timeout": timedelta(seconds=seconds),
+    }
+
+
+def _refuse(url: address.StoreUrl, options: StoreOptions, *, region: bool) -> None:
+    if options.endpoint is not None:
+        raise StoreUrlError(f"{url}: {url.scheme}:// takes no endpoint")
+    if region and options.region is not None:
+        raise StoreUrlError(f"{url}: {url.scheme}:// takes no region")

@@ -1,0 +1,62 @@
+"""Whether a store honours conditional puts, found by trying: without them two writers could both
+commit."""
+
+import logging
+import secrets
+
+from trainsync.storage.objects import keys
+from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.errors import (
+    ObjectChangedError,
+    ObjectExistsError,
+    StoreError,
+    UnconditionalStoreError,
+)
+
+_LOG = logging.getLogger(__name__)
+
+
+def require_conditional_puts(bucket: Bucket) -> None:
+    """Try both kinds of conditional puts on an object of our own, which is removed again.
+
+    Raises:
+        UnconditionalStoreError: the store puts regardless.
+        StoreError: it cannot be tried.
+    """
+    key = f"{keys.PROBES}/{secrets.token_hex(8)}"
+    try:
+        _try(bucket, key)
+    finally:
+        try:
+            bucket.delete([key])
+        except StoreError as error:  # a credential that may not delete can still commit
+            _LOG.info("an object of a few bytes stays: %s", error)
+
+
+def _try(bucket: Bucket, key: str) -> None:
+    bucket.create(key, b"first")
+    try:
+        bucket.create(key, b"second")
+    except ObjectExistsError:
+        pass
+    else:
+        raise _refusal(bucket, "a put with `If-None-Match: *` replaced an object")
+    first = bucket.get(key)
+    if first.etag is None and first.version is None:
+        raise _refusal(bucket, "it gives objects no e-tag")
+    try:
+        bucket.replace(key, b"third", first)
+    except NotImplementedError:
+        raise _refusal(bucket, "it cannot replace an object of a given e-tag") from None
+    try:
+        bucket.replace(key, b"fourth", first)
+    except ObjectChangedError:
+        return
+    raise _refusal(bucket, "a put with `If-Match` replaced an object of another e-tag")
+
+
+def _refusal(bucket: Bucket, why: str) -> UnconditionalStoreError:
+    return UnconditionalStoreError(
+        f"{bucket.name} does not honour conditional puts ({why}), and so can hold no commits: "
+        "use S3, GCS, Azure or a store that does; a directory is given without file://"
+    )
