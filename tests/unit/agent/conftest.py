@@ -12,7 +12,7 @@ from trainsync.agent import agent as agents
 from trainsync.agent import following, watching
 from trainsync.agent.agent import Agent
 from trainsync.agent.directory_feed import DirectoryFeed
-from trainsync.agent.settings import Settings, read_settings
+from trainsync.agent.settings import AgentSettings, read_settings
 
 from tests.unit.agent.fake_server import FakeServer
 from tests.unit.agent.runs import Run, Weights
@@ -93,7 +93,7 @@ def start(
     assert not list(memory.iterdir())
 
 
-def settings_for(run: Run, server: FakeServer, memory: Path, *options: str) -> Settings:
+def settings_for(run: Run, server: FakeServer, memory: Path, *options: str) -> AgentSettings:
     common = (
         f"--server={server.url}",
         f"--directory={run.directory}",

@@ -12,14 +12,14 @@ import torch
 from trainsync.agent.admission.reading import CommittedVersions
 from trainsync.agent.board import Board
 from trainsync.agent.directory_feed import DirectoryFeed
-from trainsync.agent.endpoint import Answer, Endpoint, json_answer, text_answer
+from trainsync.agent.endpoint import Answer, HealthEndpoint, json_answer, text_answer
 from trainsync.agent.feed import VersionFeed
 from trainsync.agent.following import Follower
 from trainsync.agent.metrics import CONTENT_TYPE, AgentMetrics
 from trainsync.agent.rendezvous.hints import Hints
 from trainsync.agent.rendezvous.link import MonitorLink
-from trainsync.agent.settings import Settings
-from trainsync.agent.state import Limits
+from trainsync.agent.settings import AgentSettings
+from trainsync.agent.state import ReadinessLimits
 from trainsync.agent.watching import FeedWatch, ServerWatch
 from trainsync.engines.servers.errors import ServerError
 from trainsync.engines.servers.kinds import driver_of
@@ -45,11 +45,11 @@ class Agent:
         EndpointError: the endpoint's address cannot be listened on.
     """
 
-    def __init__(self, settings: Settings, feed: VersionFeed | None = None) -> None:
+    def __init__(self, settings: AgentSettings, feed: VersionFeed | None = None) -> None:
         self._settings = settings
         self._stop = threading.Event()
         self._board = Board()
-        self._limits = Limits(
+        self._limits = ReadinessLimits(
             settings.max_staleness, settings.serve_before_first, settings.blind_seconds
         )
         self._metrics = AgentMetrics(lambda: self._board.state, self._limits)
@@ -61,7 +61,7 @@ class Agent:
         self._server_watch = ServerWatch(self._looking, self._board, self._stop)
         self._area = StagingArea(settings.memory)
         try:
-            self._endpoint = Endpoint(
+            self._endpoint = HealthEndpoint(
                 settings.host,
                 settings.port,
                 {

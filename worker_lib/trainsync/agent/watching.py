@@ -10,7 +10,7 @@ from typing import Final
 from trainsync.agent.board import Board
 from trainsync.agent.feed import FeedError, VersionFeed
 from trainsync.agent.rendezvous.hints import Hints
-from trainsync.agent.state import LONGEST_WAIT_SECONDS, Phase, Served, State
+from trainsync.agent.state import LONGEST_WAIT_SECONDS, AgentPhase, AgentState, ReportedWeights
 from trainsync.engines.servers.base import ServerDriver
 from trainsync.engines.servers.errors import ServerError
 
@@ -73,7 +73,7 @@ class FeedWatch:
         self._failures += 1
         self._stop.wait(wait)
 
-    def _changed(self, step: Callable[[State], State]) -> None:
+    def _changed(self, step: Callable[[AgentState], AgentState]) -> None:
         before, after = self._board.change(step)
         if after.feed_error is not None and after.feed_error != before.feed_error:
             _LOG.warning("the newest version is not known for now: %s", after.feed_error)
@@ -102,7 +102,7 @@ class ServerWatch:
 
     def look(self) -> bool:
         """Ask the server, unless it is being updated; whether it was asked."""
-        if self._board.state.phase is Phase.UPDATING:
+        if self._board.state.phase is AgentPhase.UPDATING:
             return False
         if not self._using.acquire(timeout=_WAIT_SECONDS):
             return False
@@ -121,7 +121,7 @@ class ServerWatch:
 
     def _ask(self) -> None:
         try:
-            served = Served(self._driver.tag(), self._driver.is_paused())
+            served = ReportedWeights(self._driver.tag(), self._driver.is_paused())
         except Exception as error:  # noqa: BLE001 - no error ends the agent
             if not isinstance(error, ServerError):
                 _LOG.exception("the server could not be asked")

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 from trainsync.dist.agreement import Agreement, open_agreement
+from trainsync.dist.rank_zero_number import RankZeroNumber
 from trainsync.dist.ranks import ranks_of
-from trainsync.dist.word import Word
 from trainsync.engines.errors import TrainerRankFailedError, TrainerRankLostError
 
-__all__ = ["TrainerRanks", "Word"]
+__all__ = ["RankZeroNumber", "TrainerRanks"]
 
 
 class TrainerRanks:
@@ -36,11 +36,11 @@ class TrainerRanks:
         self.world_size = self._ranks.world_size
         self.root = ranks[0]
 
-    def say(self, word: int) -> Word:
+    def say(self, word: int) -> RankZeroNumber:
         """Send ``word`` from rank 0; does not block. Call `agree` before the next `say`."""
         return self._ranks.say(word)
 
-    def listen(self) -> Word:
+    def listen(self) -> RankZeroNumber:
         """On the other ranks: the next word from rank 0; does not block."""
         return self._ranks.listen()
 

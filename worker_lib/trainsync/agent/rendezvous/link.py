@@ -9,7 +9,7 @@ from trainsync.agent.board import Board
 from trainsync.agent.rendezvous.hints import Hints
 from trainsync.agent.rendezvous.report import report_of
 from trainsync.agent.settings import Rendezvous
-from trainsync.agent.state import Limits, Phase
+from trainsync.agent.state import AgentPhase, ReadinessLimits
 from trainsync.failpoints import failpoint
 from trainsync.monitor.client.servers import ServersClient
 from trainsync.monitor.errors import ForbiddenError, MonitorError, NotServedError
@@ -38,7 +38,7 @@ class MonitorLink:
         self,
         rendezvous: Rendezvous,
         board: Board,
-        limits: Limits,
+        limits: ReadinessLimits,
         hints: Hints,
         stop: threading.Event,
         *,
@@ -85,7 +85,7 @@ class MonitorLink:
             agent=self._agent,
             known=self._mark,
         )
-        calm = report.ready and state.phase is Phase.WAITING
+        calm = report.ready and state.phase is AgentPhase.WAITING
         failpoint("agent.reporting")
         news = self._client.report(report, _CALM_SECONDS if calm else _BUSY_SECONDS)
         failpoint("agent.reported")

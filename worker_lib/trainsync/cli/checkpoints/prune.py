@@ -8,7 +8,7 @@ from rich.filesize import decimal
 
 from trainsync.api.words import counted
 from trainsync.cli.checkpoints import prune_plan
-from trainsync.cli.checkpoints.prune_plan import Removal
+from trainsync.cli.checkpoints.prune_plan import PrunedStep
 from trainsync.cli.options import AsJson, Directory, DryRun, open_run
 from trainsync.cli.output import tables
 from trainsync.cli.output.console import (
@@ -55,8 +55,8 @@ def prune(
         )
     if not as_json:
         _print(removals)
-    removed: list[Removal] = []
-    held: list[Removal] = []
+    removed: list[PrunedStep] = []
+    held: list[PrunedStep] = []
     if removals and not dry_run:
         _ask(removals, yes=yes)
         removed, held = _remove(run, removals)
@@ -77,7 +77,7 @@ def prune(
         fail(f"not removed, since a reader or a pointer holds them by now: steps {steps}", REFUSED)
 
 
-def _print(removals: list[Removal]) -> None:
+def _print(removals: list[PrunedStep]) -> None:
     if not removals:
         stdout().print("nothing to remove")
         return
@@ -93,7 +93,7 @@ def _print(removals: list[Removal]) -> None:
     stdout().print(f"{counted(len(removals), 'step')} to remove, {total}")
 
 
-def _ask(removals: list[Removal], *, yes: bool) -> None:
+def _ask(removals: list[PrunedStep], *, yes: bool) -> None:
     if yes:
         return
     if not can_ask():
@@ -105,10 +105,12 @@ def _ask(removals: list[Removal], *, yes: bool) -> None:
         fail("nothing was removed")
 
 
-def _remove(run: RunDirectory, removals: list[Removal]) -> tuple[list[Removal], list[Removal]]:
+def _remove(
+    run: RunDirectory, removals: list[PrunedStep]
+) -> tuple[list[PrunedStep], list[PrunedStep]]:
     """Steps that are gone, and steps that a reader holds by now."""
-    removed: list[Removal] = []
-    held: list[Removal] = []
+    removed: list[PrunedStep] = []
+    held: list[PrunedStep] = []
     try:
         for removal in removals:
             (removed if prune_plan.remove(run, removal.step) else held).append(removal)

@@ -16,7 +16,12 @@ from trainsync.storage.inspect import leftovers as leftovers
 from trainsync.storage.inspect.findings import Finding, in_order
 from trainsync.storage.inspect.internal import in_internal
 from trainsync.storage.inspect.pointers import check_pointers
-from trainsync.storage.inspect.saves import Save, bytes_to_read, check_all_sizes, check_digests
+from trainsync.storage.inspect.saves import (
+    InspectedSave,
+    bytes_to_read,
+    check_all_sizes,
+    check_digests,
+)
 from trainsync.storage.layout import RunDirectory
 
 
@@ -65,7 +70,7 @@ def verify(
         raise typer.Exit(DAMAGED)
 
 
-def _beside(run: RunDirectory, saves: list[Save], step: int | None) -> list[Finding]:
+def _beside(run: RunDirectory, saves: list[InspectedSave], step: int | None) -> list[Finding]:
     if step is not None:
         return leftovers.in_steps(run, saves, step)
     return [

@@ -27,7 +27,7 @@ from trainsync.engines.fsdp import training_parts
 from trainsync.engines.fsdp.loading import PartsLoader
 from trainsync.engines.fsdp.saving import PartsSaver, states_of
 from trainsync.engines.fsdp.state_dicts import fsdp_upload_state_dict
-from trainsync.engines.fsdp.training_parts import Trained
+from trainsync.engines.fsdp.training_parts import TrainedParts
 from trainsync.engines.hf import export as hf_export
 from trainsync.engines.lora.merging import chosen_state, has_adapter
 from trainsync.engines.module_engine import TrainedModule
@@ -35,7 +35,7 @@ from trainsync.engines.protocol import LoRAWeights
 from trainsync.engines.verl.arguments import (
     ACTOR,
     MERGED,
-    Place,
+    SaveTarget,
     reference_step,
     refuse_hdfs,
     refuse_unknown,
@@ -115,7 +115,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         self._saves = ModelSaves(coordinator, commits)
         if isinstance(self.optimizer, torch.optim.Optimizer):
             coordinator.guard(self.optimizer)
-        self._trained = Trained(self.model, self.optimizer, self.lr_scheduler)
+        self._trained = TrainedParts(self.model, self.optimizer, self.lr_scheduler)
         self._saver = PartsSaver(coordinator, self.model, self.processing_class)
         self._loader = PartsLoader(
             coordinator,
@@ -357,7 +357,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
                 raise problem
         return self._saver.save(plan, step, states, full)
 
-    def _plan(self, hdfs_path: Any, step: int, save_as_hf: bool, place: Place) -> SavePlan:
+    def _plan(self, hdfs_path: Any, step: int, save_as_hf: bool, place: SaveTarget) -> SavePlan:
         refuse_hdfs(hdfs_path)
         if self.should_save_optimizer and self.optimizer is None:
             raise ValueError("'optimizer' is in save_contents, but the manager has no optimizer")

@@ -11,7 +11,7 @@ from trainsync.engines.checkpoints.save_plan import EXTRA, MODEL, OPTIMIZER
 from trainsync.engines.checkpoints.shard_source import CommittedStep, ShardSource, open_source
 from trainsync.engines.fsdp import training_parts
 from trainsync.engines.fsdp.state import fsdp_version
-from trainsync.engines.fsdp.training_parts import State, Trained
+from trainsync.engines.fsdp.training_parts import State, TrainedParts
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class PartsLoader:
     def __init__(
         self,
         coordinator: CheckpointCoordinator,
-        trained: Trained,
+        trained: TrainedParts,
         complete: Callable[[State], State],
         load_rng: Callable[[State], None],
     ) -> None:

@@ -8,7 +8,7 @@ import torch
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.engines.checkpoints.save_plan import EXTRA, HF_MODEL, MODEL, OPTIMIZER, SavePlan
 from trainsync.engines.fsdp import training_parts
-from trainsync.engines.fsdp.training_parts import State, Trained
+from trainsync.engines.fsdp.training_parts import State, TrainedParts
 from trainsync.engines.hf import export
 from trainsync.engines.hf.config import FOLDER, merger_files
 from trainsync.engines.verl.arguments import MERGED
@@ -90,7 +90,7 @@ class PartsSaver:
 
 
 def states_of(
-    plan: SavePlan, trained: Trained, rng: Callable[[], State], *, adapter_only: bool
+    plan: SavePlan, trained: TrainedParts, rng: Callable[[], State], *, adapter_only: bool
 ) -> dict[str, State]:
     """The states that the plan names. Tensors alias the trained ones.
 

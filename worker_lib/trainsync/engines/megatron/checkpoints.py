@@ -47,7 +47,7 @@ from trainsync.engines.megatron.training import (
 from trainsync.engines.megatron.training_loading import load_training
 from trainsync.engines.protocol import SUPPORTED
 from trainsync.engines.verl.adapters import VerlMegatronEngine, chunks
-from trainsync.engines.verl.arguments import ACTOR, Place, refuse_hdfs
+from trainsync.engines.verl.arguments import ACTOR, SaveTarget, refuse_hdfs
 from trainsync.engines.verl.retention import MonitoredRetention
 
 logger = logging.getLogger(__name__)
@@ -230,7 +230,7 @@ class MegatronCheckpoints(MonitoredRetention):
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _plan(self, hdfs_path: str | None, place: Place) -> SavePlan:
+    def _plan(self, hdfs_path: str | None, place: SaveTarget) -> SavePlan:
         refuse_hdfs(hdfs_path)
         contents = list(self._engine.checkpoint_manager.checkpoint_save_contents)
         if not contents:

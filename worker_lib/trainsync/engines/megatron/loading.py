@@ -52,7 +52,7 @@ def megatron_load_state_dict(
     require_resume(resume, "megatron_load_state_dict")
     trained = adapt(engine)
     models = chunks(trained.module)
-    load = _Load(models, resume, subdir)
+    load = _WeightsLoad(models, resume, subdir)
     ranks = open_agreement(timeout)
     answers = ranks.do("planning to load", load.plan)
     needs = [Need(host, frozenset(paths)) for host, paths in map(json.loads, answers)]
@@ -77,7 +77,7 @@ def _enter(stack: ExitStack, context: AbstractContextManager[None]) -> str:
     return ""
 
 
-class _Load:
+class _WeightsLoad:
     """One rank's part, phase by phase."""
 
     shards: MegatronShards

@@ -22,7 +22,7 @@ from trainsync.engines.publish.sent_tensors import described, narrowed, sent_ten
 from trainsync.engines.trainer_ranks import TrainerRanks
 from trainsync.weights.buckets.tensor_part import check_narrow
 from trainsync.weights.buckets.tensor_stream import Description, Value
-from trainsync.weights.synchronizer.counts import Sent
+from trainsync.weights.synchronizer.counts import BroadcastTraffic
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import (
     Deadlines,
@@ -34,7 +34,7 @@ from trainsync.weights.versions import Announcement, Published
 
 if TYPE_CHECKING:
     from trainsync.runtime.context import RunContext
-    from trainsync.weights.synchronizer.connection import Connection
+    from trainsync.weights.synchronizer.connection import SynchronizerConnection
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class ModelUpdateGroup:
     deadlines: Deadlines
     dtype: torch.dtype | None = None
     ready_seconds: float | None = None
-    connection: "Connection | None" = None
+    connection: "SynchronizerConnection | None" = None
 
     def __post_init__(self) -> None:
         check_narrow(self.dtype)
@@ -112,7 +112,7 @@ class ModelUpdateGroup:
         seconds = broadcast_seconds(ctx.sync.timeout)
         deadlines = Deadlines.of(seconds, ctx.sync.bucket_size)
         ranks = TrainerRanks(ctx.sync.timeout + 2 * _ANSWER_SECONDS, group)
-        made: list[tuple[WeightBroadcaster, Connection]] = []
+        made: list[tuple[WeightBroadcaster, SynchronizerConnection]] = []
 
         def set_up() -> int:
             made.append(_broadcaster_of(ctx, deadlines, shared_memory))
@@ -284,7 +284,7 @@ def _publishing(version: int | None) -> str:
 
 def _broadcaster_of(
     ctx: "RunContext", deadlines: Deadlines, shared_memory: bool
-) -> "tuple[WeightBroadcaster, Connection]":
+) -> "tuple[WeightBroadcaster, SynchronizerConnection]":
     """The broadcaster of a run, which its Synchronizer then knows; for rank 0.
 
     Raises:
@@ -293,10 +293,10 @@ def _broadcaster_of(
     """
     import ray  # a group without a run does without Ray
 
-    from trainsync.weights.synchronizer.connection import Connection
+    from trainsync.weights.synchronizer.connection import SynchronizerConnection
 
     host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray is untyped
-    connection = Connection(ctx.synchronizer(), _ANSWER_SECONDS)
+    connection = SynchronizerConnection(ctx.synchronizer(), _ANSWER_SECONDS)
     broadcaster = WeightBroadcaster(
         ctx.attempt,
         host,
@@ -326,7 +326,7 @@ def announce_broadcast(
         seconds: that it has taken so far.
     """
     _log(report, seconds)
-    sent = Sent(secrets.token_hex(8), report.taken, max(0, report.passes - 1))
+    sent = BroadcastTraffic(secrets.token_hex(8), report.taken, max(0, report.passes - 1))
     if report.digest is not None:
         announcement = Announcement(
             Published.broadcast(report.version, report.digest, report.bytes),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.errors import DamagedFileError
 from trainsync.storage.inspect.findings import Code, Finding, Severity
-from trainsync.storage.inspect.saves import Save
+from trainsync.storage.inspect.saves import InspectedSave
 from trainsync.storage.layout import RunDirectory, step_name
 from trainsync.storage.saves import pointers
 
@@ -23,12 +23,12 @@ def targets(run: RunDirectory) -> dict[SaveKind, int]:
     return found
 
 
-def newest_valid(saves: Sequence[Save], kind: SaveKind) -> int | None:
+def newest_valid(saves: Sequence[InspectedSave], kind: SaveKind) -> int | None:
     """The newest step of ``kind`` in which nothing wrong was found."""
     return max((s.step for s in saves if s.kind is kind and s.valid), default=None)
 
 
-def check_pointers(run: RunDirectory, saves: Sequence[Save]) -> list[Finding]:
+def check_pointers(run: RunDirectory, saves: Sequence[InspectedSave]) -> list[Finding]:
     """Pointers that name nothing, or nothing whole, or less than the newest.
 
     Args:
@@ -41,7 +41,7 @@ def check_pointers(run: RunDirectory, saves: Sequence[Save]) -> list[Finding]:
     return [finding for finding in found if finding is not None]
 
 
-def _check(run: RunDirectory, kind: SaveKind, saves: Sequence[Save]) -> Finding | None:
+def _check(run: RunDirectory, kind: SaveKind, saves: Sequence[InspectedSave]) -> Finding | None:
     newest = newest_valid(saves, kind)
     try:
         step = pointers.read_pointer(run, kind)

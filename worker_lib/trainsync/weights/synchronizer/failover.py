@@ -10,7 +10,7 @@ import ray
 from trainsync.weights import threads
 from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.synchronizer.actor import Synchronizer, actor_options
-from trainsync.weights.synchronizer.failover_state import Changes, FailoverState, Remembered
+from trainsync.weights.synchronizer.failover_state import FailoverState, RestoredState, StateChanges
 from trainsync.weights.synchronizer.ray_errors import one_sentence
 from trainsync.weights.synchronizer.state import LEASE_SECONDS
 from trainsync.weights.transports.shared_memory.segment_store import Sweeper
@@ -88,10 +88,10 @@ class SynchronizerFailover:
                 return self._give_up(error)
         return None
 
-    def _ask(self, seen: int) -> Changes | None:
+    def _ask(self, seen: int) -> StateChanges | None:
         """One question; given up when `close` is called meanwhile."""
         reference = self._handle.follow.remote(seen, _POLL_SECONDS)
-        changes: Changes | None = threads.answer(reference, self._closing.is_set)
+        changes: StateChanges | None = threads.answer(reference, self._closing.is_set)
         return changes
 
     def _rebuild(self, cause: Exception) -> bool:
@@ -110,7 +110,7 @@ class SynchronizerFailover:
         self.rebuilds += 1
         return not self._closing.is_set()
 
-    def _make(self, remembered: Remembered | None) -> Any:
+    def _make(self, remembered: RestoredState | None) -> Any:
         """A new actor, which takes the name of the dead one as soon as that has given it back."""
         actor = ray.remote(Synchronizer).options(**actor_options(self._namespace))
         deadline = time.monotonic() + _START_SECONDS

@@ -10,7 +10,7 @@ import torch
 
 from trainsync.weights.buckets.tensor_part import check_narrow
 from trainsync.weights.errors import StoreFullError
-from trainsync.weights.synchronizer.connection import Connection
+from trainsync.weights.synchronizer.connection import SynchronizerConnection
 from trainsync.weights.transports.object_store.packing import (
     BUCKET_BYTES,
     Bytes,
@@ -74,7 +74,7 @@ class Uploader:
         self._dtype = dtype
         self._objects = StoreObjects()
         self._base = UploadBase() if delta else None
-        self._connection: tuple[Any, Connection] | None = None
+        self._connection: tuple[Any, SynchronizerConnection] | None = None
 
     @property
     def delta(self) -> bool:
@@ -189,8 +189,8 @@ class Uploader:
                     ) from error
             time.sleep(_RETRY_SECONDS)
 
-    def _connected(self, synchronizer: Any, timeout: float) -> Connection:
+    def _connected(self, synchronizer: Any, timeout: float) -> SynchronizerConnection:
         """The connection made for this handle, which may know the actor's successor."""
         if self._connection is None or self._connection[0] is not synchronizer:
-            self._connection = (synchronizer, Connection(synchronizer, timeout))
+            self._connection = (synchronizer, SynchronizerConnection(synchronizer, timeout))
         return self._connection[1]
