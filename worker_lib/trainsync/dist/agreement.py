@@ -8,13 +8,10 @@ of ranks whose heartbeat has stopped (`trainsync.dist.heartbeat`).
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
-import torch.distributed as dist
-
-from trainsync.dist import heartbeat
 from trainsync.dist.errors import PeerError, PeerLostError
 from trainsync.dist.store import GroupStore
 from trainsync.dist.rank_zero_number import RankZeroNumber
@@ -51,11 +48,12 @@ class Agreement:
 
     Args:
         store: the ranks' own; None for a single rank.
-        timeout: seconds for which rank 0 waits for the others in `do`.
+        timeout: seconds for which rank 0 waits for the others in `do`; no deadline is longer.
         purpose: agreements of different purposes are apart from one another.
         grace: the deadline of the other ranks, as a multiple of that of rank 0.
         failed, gone: what is raised when another rank failed, or is gone.
         lost: None: a rank that is gone is noticed only when the time is over.
+        root: the default process group's number of rank 0.
         clock, sleep: of monotonic seconds.
     """
 
@@ -71,11 +69,13 @@ class Agreement:
         failed: type[PeerError] = PeerError,
         gone: type[PeerLostError] = PeerLostError,
         lost: LostRanks | None = None,
+        root: int = 0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
+        self.root = root
         self._store = store
         self._timeout = timeout
         self._grace = grace
@@ -134,6 +134,7 @@ class Agreement:
             if problem is not None:
                 raise problem
             return [value]
+        seconds = min(seconds, self._timeout)
         self._round += 1
         mine = {"value": value} if problem is None else {"error": describe(problem)}
         try:
@@ -173,6 +174,28 @@ class Agreement:
             return None if answer is None else int(answer["word"])
 
         return RankZeroNumber(ask)
+
+    def decide(self, choose: Callable[[], int], doing: str, seconds: float) -> int:
+        """Return rank 0's ``choose()`` on every rank.
+
+        Args:
+            choose: called on rank 0 alone; its time counts against the other ranks' ``seconds``.
+
+        Raises:
+            PeerError: ``choose`` raised on rank 0, or a rank missed the deadline.
+            Exception: on rank 0, the error of ``choose``.
+        """
+        word, problem = 0, None
+        if self.rank == 0:
+            try:
+                word = choose()
+            except Exception as error:  # noqa: BLE001 - raised by `agree`, on every rank
+                problem = error
+            self.say(word)
+        else:
+            word = self.listen().get(min(seconds, self._timeout), doing)
+        self.agree("", problem, doing, seconds)
+        return word
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -332,48 +355,3 @@ def store_gone(
         f"{doing}: the store of the process group is gone (its host, mostly rank 0, ended?): "
         f"{error}"
     )
-
-
-def open_agreement(
-    purpose: str,
-    timeout: float,
-    failed: type[PeerError] = PeerError,
-    gone: type[PeerLostError] = PeerLostError,
-    grace: float = 2.0,
-    ranks: Sequence[int] | None = None,
-) -> Agreement:
-    """An agreement of the default process group's ranks; of this process where there is none.
-
-    Args:
-        ranks: the ranks of the default group that agree; None: all. Errors number them from 0.
-    """
-    single = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
-    if single or (ranks is not None and len(ranks) == 1):
-        return Agreement(None, 0, 1, timeout, failed=failed, gone=gone)
-    members = range(dist.get_world_size()) if ranks is None else ranks
-    store, heart = heartbeat.start()
-    if len(members) < dist.get_world_size():
-        purpose = f"{purpose}/{'-'.join(map(str, members))}"
-    return Agreement(
-        store,
-        members.index(dist.get_rank()),
-        len(members),
-        timeout,
-        purpose=purpose,
-        grace=grace,
-        failed=failed,
-        gone=gone,
-        lost=_LostMembers(heart, members),
-    )
-
-
-class _LostMembers:
-    """Which of ``members`` are gone, by their numbers among themselves."""
-
-    def __init__(self, lost: LostRanks, members: Sequence[int]) -> None:
-        self._lost = lost
-        self._members = members
-
-    def lost(self) -> dict[int, str]:
-        gone = self._lost.lost()
-        return {n: gone[rank] for n, rank in enumerate(self._members) if rank in gone}

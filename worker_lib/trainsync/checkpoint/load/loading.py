@@ -13,8 +13,12 @@ from typing import Any
 import torch
 import torch.distributed.tensor  # registers DTensor for weights_only loading
 
-from trainsync.checkpoint.errors import StateMismatchError, WorldSizeMismatchError
-from trainsync.checkpoint.load.agreement import open_agreement
+from trainsync.checkpoint.errors import (
+    LoadFailedError,
+    LoadPeerLostError,
+    StateMismatchError,
+    WorldSizeMismatchError,
+)
 from trainsync.checkpoint.load.reshard.model import ModelLoad
 from trainsync.checkpoint.load.reshard.optimizer import OptimizerLoad
 from trainsync.checkpoint.load.reshard.read import ComponentRead
@@ -25,6 +29,7 @@ from trainsync.checkpoint.load.verify import Need, assign, verify, verify_all
 from trainsync.checkpoint.shard_names import shard_file_name
 from trainsync.checkpoint.training_state import LiveState, Stateful
 from trainsync.dist.agreement import Agreement
+from trainsync.dist.group_agreement import open_agreement
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +95,7 @@ def load_sharded(
         PeerLostError: another rank is gone; within 15 s.
     """
     require_resume(resume, "load_sharded")
-    ranks = open_agreement(timeout)
+    ranks = open_agreement("load", timeout, LoadFailedError, LoadPeerLostError)
     load = _RankLoad(resume, subdir, ranks)
 
     def plan() -> str:

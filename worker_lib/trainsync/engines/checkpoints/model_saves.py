@@ -5,7 +5,7 @@ from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
-from trainsync.engines.agree import agree
+from trainsync.engines.agree import on_all_ranks
 from trainsync.engines.checkpoints.save_plan import SavePlan
 from trainsync.engines.checkpoints.saved_steps import SavedSteps
 from trainsync.engines.checkpoints.step_commits import StepCommits
@@ -19,25 +19,6 @@ class StagedSave(NamedTuple, Generic[ValueT]):
 
     plan: SavePlan
     answers: list[ValueT]
-
-
-def on_all_ranks(act: Callable[[], ValueT], doing: str) -> list[ValueT]:
-    """Return ``act()`` of every rank, by rank, if it fails on none. All ranks call it.
-
-    Args:
-        act: returns plain data.
-        doing: for the message, such as "saving step 3".
-
-    Raises:
-        PeerFailedError: it failed on another rank.
-        Exception: what it raised on this one.
-    """
-    try:
-        value = act()
-    except Exception as error:
-        agree(None, error, doing)
-        raise
-    return agree(value, None, doing)
 
 
 class ModelSaves:

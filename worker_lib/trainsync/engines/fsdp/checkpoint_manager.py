@@ -12,7 +12,8 @@ from verl.utils.checkpoint.fsdp_checkpoint_manager import (
 from trainsync.api.spec import SyncMethod
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.save.registration import Participants, all_ranks
-from trainsync.engines.checkpoints.model_saves import ModelSaves, on_all_ranks
+from trainsync.engines.agree import on_all_ranks
+from trainsync.engines.checkpoints.model_saves import ModelSaves
 from trainsync.engines.checkpoints.save_plan import (
     EXTRA,
     MODEL,
@@ -185,6 +186,8 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
 
     def save_state_dict(self, local_path: str | None, global_step: int = 0) -> None:
         """Save this rank's part of the step's state dict, once; returns when it is staged.
+
+        Unlike `fsdp_save_state_dict`, the ranks agree on it, and rank 0 registers the step.
 
         At the step that training starts from (0, or the one that was loaded) explorers have, or
         find, the weights elsewhere: nothing is written, and with ``memory`` the Synchronizer gets

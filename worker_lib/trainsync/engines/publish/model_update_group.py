@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import torch
 
 from trainsync.api.spec import SyncMethod
+from trainsync.dist.agreement import Agreement
 from trainsync.engines.adapt import adapt
 from trainsync.engines.module_engine import TrainedModule
 from trainsync.engines.publish.gathering import GatherTogether
 from trainsync.engines.publish.group_broadcast import broadcast_in_group, is_process_group
 from trainsync.engines.publish.sent_tensors import described, narrowed, sent_tensors
-from trainsync.engines.trainer_ranks import TrainerRanks
+from trainsync.engines.trainer_ranks import trainer_ranks
 from trainsync.weights.buckets.tensor_part import check_narrow
 from trainsync.weights.buckets.tensor_stream import Description, Value
 from trainsync.weights.synchronizer.counts import BroadcastTraffic
@@ -62,7 +63,7 @@ class ModelUpdateGroup:
         connection: rank 0's, to the run's Synchronizer; None on the others, and without a run.
     """
 
-    ranks: TrainerRanks
+    ranks: Agreement
     broadcaster: WeightBroadcaster | None
     deadlines: Deadlines
     dtype: torch.dtype | None = None
@@ -111,7 +112,7 @@ class ModelUpdateGroup:
         check_narrow(dtype)
         seconds = broadcast_seconds(ctx.sync.timeout)
         deadlines = Deadlines.of(seconds, ctx.sync.bucket_size)
-        ranks = TrainerRanks(ctx.sync.timeout + 2 * _ANSWER_SECONDS, group)
+        ranks = trainer_ranks(ctx.sync.timeout + 2 * _ANSWER_SECONDS, group)
         made: list[tuple[WeightBroadcaster, SynchronizerConnection]] = []
 
         def set_up() -> int:
@@ -119,11 +120,10 @@ class ModelUpdateGroup:
             return 0
 
         try:
-            ranks.decide(set_up, 2 * _ANSWER_SECONDS, "setting up the broadcast of weights")
+            ranks.decide(set_up, "setting up the broadcast of weights", 2 * _ANSWER_SECONDS)
         except BaseException:
             for broadcaster, _ in made:
                 broadcaster.close()
-            ranks.close()
             raise
         return cls(
             ranks,
@@ -188,14 +188,13 @@ class ModelUpdateGroup:
         """Let the explorers go, which keep what they serve; the group is of no more use."""
         if self.broadcaster is not None:
             self.broadcaster.close()
-        self.ranks.close()
 
     def _on_rank_0(self, act: Callable[[], None], seconds: float, doing: str) -> None:
         def chosen() -> int:
             act()
             return 0
 
-        self.ranks.decide(chosen, seconds, doing)
+        self.ranks.decide(chosen, doing, seconds)
 
 
 def fsdp_sync_weight_nccl(
