@@ -14,6 +14,7 @@ from trainsync.agent.admission.reading import CommittedVersions, NoProofError
 from trainsync.agent.board import Board
 from trainsync.agent.metrics import AgentMetrics
 from trainsync.agent.state import AgentPhase, UpdateOutcome
+from trainsync.agent.times import DEFAULT_TIMES
 from trainsync.agent.version import Version
 from trainsync.agent.watching import ServerWatch
 from trainsync.engines.servers.base import ServerDriver
@@ -31,7 +32,6 @@ from trainsync.weights.staging.area import StagingArea
 from trainsync.weights.staging.index import StagedReference
 
 _LOG = logging.getLogger(__name__)
-_CYCLE_SECONDS: Final = 0.5
 _MOST_DROPS: Final = 1
 # The first that fits.
 _OUTCOMES: Final[tuple[tuple[type[BaseException], UpdateOutcome], ...]] = (
@@ -69,6 +69,7 @@ class Follower:
         driver: its deadline is that of an update.
         timeout: seconds for a fetch.
         dtype: that floating-point tensors are staged in; None: their own.
+        cycle: seconds between two decisions while nothing changes.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Follower:
         *,
         timeout: float,
         dtype: torch.dtype | None = None,
+        cycle: float = DEFAULT_TIMES.cycle,
     ) -> None:
         self._board = board
         self._watch = watch
@@ -93,6 +95,7 @@ class Follower:
         self._stop = stop
         self._timeout = timeout
         self._dtype = dtype
+        self._cycle_seconds = cycle
         self._admission = Admission(board, watch, driver, metrics)
         self._staged: _PendingUpdate | None = None
         self._drops = 0
@@ -106,7 +109,7 @@ class Follower:
             elif (version := state.doubtful(now)) is not None:
                 self._prove(version)
             else:
-                self._board.wait(_CYCLE_SECONDS)
+                self._board.wait(self._cycle_seconds)
 
     def _bring(self, version: Version) -> None:
         started = time.monotonic()

@@ -11,13 +11,11 @@ from trainsync.agent.board import Board
 from trainsync.agent.feed import FeedError, VersionFeed
 from trainsync.agent.rendezvous.hints import Hints
 from trainsync.agent.state import LONGEST_WAIT_SECONDS, AgentPhase, AgentState, ReportedWeights
+from trainsync.agent.times import DEFAULT_TIMES, AgentTimes
 from trainsync.engines.servers.base import ServerDriver
 from trainsync.engines.servers.errors import ServerError
 
 _LOG = logging.getLogger(__name__)
-_FEED_SECONDS: Final = 1.0
-_FIRST_WAIT: Final = 1.0
-_LOOK_EVERY: Final = 1.0
 _WAIT_SECONDS: Final = 30.0
 
 
@@ -29,9 +27,15 @@ class FeedWatch:
     """
 
     def __init__(
-        self, feed: VersionFeed, board: Board, stop: threading.Event, hints: Hints | None = None
+        self,
+        feed: VersionFeed,
+        board: Board,
+        stop: threading.Event,
+        hints: Hints | None = None,
+        times: AgentTimes = DEFAULT_TIMES,
     ) -> None:
         self._feed = feed
+        self._times = times
         self._board = board
         self._stop = stop
         self._hints = hints
@@ -56,20 +60,20 @@ class FeedWatch:
             self._hints.pause(state.newest)
             seldom = self._hints.agree(state.newest)
         after = None if state.missing else state.newest
-        found = self._feed.next(after, 0.0 if seldom else _FEED_SECONDS)
+        found = self._feed.next(after, 0.0 if seldom else self._times.feed)
         now = time.monotonic()
         if found is None:
             self._changed(lambda state: state.looked(now))
             return
         self._changed(lambda state: state.found(found, now))
         if state.missing:
-            self._stop.wait(_FIRST_WAIT)  # it may be the same one again
+            self._stop.wait(self._times.retry)  # it may be the same one again
         if state.newest != found:
             _LOG.info("version %s of attempt %d is the newest", found.tag, found.attempt)
 
     def _failed(self, why: str) -> None:
         self._changed(lambda state: state.feed_failed(why))
-        wait = min(LONGEST_WAIT_SECONDS / 2, _FIRST_WAIT * 2 ** min(self._failures, 10))
+        wait = min(LONGEST_WAIT_SECONDS / 2, self._times.retry * 2 ** min(self._failures, 10))
         self._failures += 1
         self._stop.wait(wait)
 
@@ -88,8 +92,15 @@ class ServerWatch:
         driver: with a short deadline for each call.
     """
 
-    def __init__(self, driver: ServerDriver, board: Board, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        driver: ServerDriver,
+        board: Board,
+        stop: threading.Event,
+        times: AgentTimes = DEFAULT_TIMES,
+    ) -> None:
         self._driver = driver
+        self._times = times
         self._board = board
         self._stop = stop
         self._using = threading.Lock()
@@ -98,7 +109,7 @@ class ServerWatch:
         """Until ``stop`` is set."""
         while not self._stop.is_set():
             self.look()
-            self._stop.wait(_LOOK_EVERY)
+            self._stop.wait(self._times.look)
 
     def look(self) -> bool:
         """Ask the server, unless it is being updated; whether it was asked."""
