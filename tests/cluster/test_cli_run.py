@@ -19,7 +19,7 @@ from trainsync.api import events, names
 from trainsync.api.protocol import SaveKind
 from trainsync.monitor.kube.client import ClusterApi, KubeError
 from trainsync.monitor.kube.event_poster import EventPoster
-from trainsync.monitor.ledger.saves import AbortReason, Cause, Owner, SaveKey
+from trainsync.monitor.ledger.saves import AbortCause, AbortReason, SaveKey, SaveOwner
 from trainsync.monitor.server.change_signal import ChangeSignal
 from trainsync.monitor.server.events import EventQueue
 
@@ -156,8 +156,8 @@ async def post_as_the_monitor(kubeconfig: str, token: str, namespace: str, uid: 
         counts: asyncio.Queue[str] = asyncio.Queue()
         signal = ChangeSignal()
         queue = EventQueue(lambda: datetime.now(UTC), wake=signal.notify_threadsafe)
-        key = SaveKey(Owner(0, "incarnation"), 41, SaveKind.CHECKPOINT)
-        queue.aborted(key, Cause(AbortReason.PARTICIPANT_FAILED, "model.0: disk full"))
+        key = SaveKey(SaveOwner(0, "incarnation"), 41, SaveKind.CHECKPOINT)
+        queue.aborted(key, AbortCause(AbortReason.PARTICIPANT_FAILED, "model.0: disk full"))
         api = ClusterApi(client, namespace=namespace, run=RUN)
         poster = EventPoster(
             api, queue, namespace=namespace, run=RUN, uid=uid, count=counts.put_nowait

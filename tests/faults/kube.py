@@ -20,7 +20,7 @@ from trainsync.kube import lease as lease_lock
 from trainsync.kube.client import KubeError, Object
 from trainsync.monitor.kube import lease
 from trainsync.monitor.server import app, status
-from trainsync.monitor.server.settings import Settings
+from trainsync.monitor.server.settings import MonitorServerSettings
 
 from tests.faults.inject import stop_me
 from tests.faults.plan import Plan
@@ -224,7 +224,7 @@ def serve(
     process_module.connect = _connect
     process_module.ClusterApi = lambda *_, **__: FileApi(api_directory, place.identity)
     failpoints.enable(failpoints.COMMIT, phase)
-    settings = Settings(
+    settings = MonitorServerSettings(
         run_name="run",
         namespace=NAMESPACE,
         run_uid=UID,

@@ -11,7 +11,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.api.status import StopSave, StopSaveState
 from trainsync.checkpoint.shard_names import parse_shard_file_name
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.server.views import CoreView
 from trainsync.storage.errors import DamagedFileError, FileCheckError, StorageError
 from trainsync.storage.layout import RunDirectory
@@ -54,7 +54,7 @@ class Watch:
 
 
 def check_commits(
-    run: RunDirectory, plan: Plan, owners: Iterable[Owner], steps: dict[tuple[int, int], Step]
+    run: RunDirectory, plan: Plan, owners: Iterable[SaveOwner], steps: dict[tuple[int, int], Step]
 ) -> dict[SaveKind, list[int]]:
     """Check that every manifest is complete and all its files are of one save, bit for bit; returns
     the committed steps by kind.
@@ -81,7 +81,7 @@ def check_commits(
 def _check_commit(
     run: RunDirectory,
     plan: Plan,
-    owners: set[Owner],
+    owners: set[SaveOwner],
     steps: dict[tuple[int, int], Step],
     kind: SaveKind,
     number: int,
@@ -91,7 +91,7 @@ def _check_commit(
         manifest.check_manifest(run, record, with_digest=True)
     except (DamagedFileError, FileCheckError, FileNotFoundError) as error:
         raise BrokenError(f"committed {kind} {number} is torn: {error}") from error
-    if Owner(record.attempt, record.incarnation) not in owners:
+    if SaveOwner(record.attempt, record.incarnation) not in owners:
         raise BrokenError(f"{kind} {number} was committed by a stranger, {record}")
     listed = {entry.path for entry in record.files}
     if listed != plan.files(kind, steps[record.attempt, number]):
@@ -100,7 +100,7 @@ def _check_commit(
         _check_content(run, plan, record.attempt, number, path)
 
 
-def check_receipts(run: RunDirectory, owner: Owner) -> None:
+def check_receipts(run: RunDirectory, owner: SaveOwner) -> None:
     """Check that each receipt's files exist, in staging or in the step's directory, unless the
     machine went down.
 
@@ -133,7 +133,9 @@ def _claims(run: RunDirectory) -> list[Path]:
     return sorted(run.claims.glob("[!.]*-*-*.json"))
 
 
-def will_commit(run: RunDirectory, plan: Plan, owner: Owner, step: Step) -> dict[SaveKind, bool]:
+def will_commit(
+    run: RunDirectory, plan: Plan, owner: SaveOwner, step: Step
+) -> dict[SaveKind, bool]:
     """For each save of ``step``: whether the next monitor must commit the save."""
     on_disk = {found.kind: found for found in _saves(run, owner) if found.step == step.number}
     result: dict[SaveKind, bool] = {}
@@ -229,15 +231,15 @@ def _check_content(run: RunDirectory, plan: Plan, attempt: int, number: int, pat
         )
 
 
-def _committed_by(run: RunDirectory, kind: SaveKind, number: int, owner: Owner) -> bool:
+def _committed_by(run: RunDirectory, kind: SaveKind, number: int, owner: SaveOwner) -> bool:
     try:
         record = manifest.read_manifest(run, kind, number).manifest
     except FileNotFoundError:
         return False
-    return Owner(record.attempt, record.incarnation) == owner
+    return SaveOwner(record.attempt, record.incarnation) == owner
 
 
-def _saves(run: RunDirectory, owner: Owner) -> list[scan.SaveOnDisk]:
+def _saves(run: RunDirectory, owner: SaveOwner) -> list[scan.SaveOnDisk]:
     return scan.Scanner(run).saves(owner.attempt, owner.incarnation)
 
 

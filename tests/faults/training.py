@@ -22,7 +22,7 @@ from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.monitor.commit.core import CoreSettings
 from trainsync.monitor.errors import MonitorError
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.saves.claims import LOCAL_UID
 
 from tests.faults.plan import Plan, Shape, Step, Way, same
@@ -54,7 +54,7 @@ class Where:
     """The run's directory, attempt and incarnation."""
 
     root: Path
-    owner: Owner
+    owner: SaveOwner
     uid: str = LOCAL_UID
 
 

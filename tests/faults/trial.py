@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from trainsync.api.protocol import SaveKind
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.errors import StepGoneError
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import reading
@@ -41,7 +41,7 @@ class Trial:
         self.run = RunDirectory(directory / "run")
         self.watch = promises.Watch(self.run)
         self.steps: dict[tuple[int, int], Step] = {}
-        self.owners: list[Owner] = []
+        self.owners: list[SaveOwner] = []
         self.notes: set[str] = set()
         self.uid = LOCAL_UID
         """The run's uid."""
@@ -79,7 +79,7 @@ class Trial:
     def attempt(self, plan: Plan) -> Where:
         """The next attempt; the first one saves the plan's steps."""
         number = len(self.owners)
-        owner = Owner(number, f"incarnation{number}{self.seed % 10**9}")
+        owner = SaveOwner(number, f"incarnation{number}{self.seed % 10**9}")
         self.owners.append(owner)
         if number == 0:
             for step in (*plan.history, plan.fault, plan.after):

@@ -21,7 +21,7 @@ from trainsync.weights.transports.broadcast.broadcaster import (
     WeightBroadcaster,
 )
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
-from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.link import TrainerEndpoint
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 
 from tests.bench.harness import Figure, spread
@@ -41,7 +41,7 @@ def model(count: int, total: int) -> Tensors:
     return [(f"t{n}", torch.full((total // 2 // count,), n).bfloat16()) for n in range(count)]
 
 
-def receive(line: Connection, number: int, seat: Seat, endpoint: Endpoint) -> None:
+def receive(line: Connection, number: int, seat: Seat, endpoint: TrainerEndpoint) -> None:
     """An explorer that receives both ways."""
     torch.set_num_threads(1)
     schema = StreamSchema.decode(line.recv())

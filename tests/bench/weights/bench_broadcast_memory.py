@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from trainsync.engines.module_engine import TrainedModule
 from trainsync.engines.publish.model_update_group import ModelUpdateGroup, fsdp_sync_weight_nccl
-from trainsync.engines.trainer_ranks import TrainerRanks
+from trainsync.engines.trainer_ranks import trainer_ranks
 from trainsync.weights.transports.broadcast.broadcaster import (
     DEFAULT_BUCKET_SIZE,
     WeightBroadcaster,
@@ -61,7 +61,7 @@ def train(rank: int, port: int, line: Connection) -> None:
         line.send(broadcaster.endpoint)
         if not broadcaster.wait_for(1, SECONDS):
             raise RuntimeError("the explorer did not come")
-    group = ModelUpdateGroup(TrainerRanks(SECONDS), broadcaster, DEADLINES)
+    group = ModelUpdateGroup(trainer_ranks(SECONDS), broadcaster, DEADLINES)
     before = resident()
     for version in range(1, VERSIONS + 1):
         report = fsdp_sync_weight_nccl(engine, group, version)

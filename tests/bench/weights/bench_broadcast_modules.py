@@ -21,7 +21,7 @@ from trainsync.weights.transports.broadcast.broadcaster import (
     DEFAULT_BUCKET_SIZE,
     WeightBroadcaster,
 )
-from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.link import TrainerEndpoint
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.versions import NCCL, Published, VersionMeta
 
@@ -48,7 +48,13 @@ def module_of(total: int) -> torch.nn.Module:
 
 
 def explore(
-    line: Connection, number: int, seat: Seat, endpoint: Endpoint, size: int, *, in_place: bool
+    line: Connection,
+    number: int,
+    seat: Seat,
+    endpoint: TrainerEndpoint,
+    size: int,
+    *,
+    in_place: bool,
 ) -> None:
     """An explorer with a module, until it gets a message to end."""
     torch.set_num_threads(1)

@@ -23,7 +23,7 @@ import torch
 from trainsync.weights.proof.canaries import make_canaries
 from trainsync.weights.proof.comparing import Logprobs, Refuted, compare
 from trainsync.weights.proof.record import Proof, Tolerance
-from trainsync.weights.proof.server_digests import Seen, expected_digests, look
+from trainsync.weights.proof.server_digests import ServerDigests, expected_digests, look
 from trainsync.weights.proof.tolerance import measured_tolerance
 
 from tests.bench.harness import Figure
@@ -108,7 +108,7 @@ def _trials(
         torn = False
         if corruption.digests_see:
             was, now = _sha(old_state), _sha(served)
-            seen, _ = look(was, expected_digests(old_state, was), Seen())
+            seen, _ = look(was, expected_digests(old_state, was), ServerDigests())
             torn = look(now, expected_digests(state, now), seen)[1] is not None
         yield corruption, isinstance(verdict, Refuted), torn
 

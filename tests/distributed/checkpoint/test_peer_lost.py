@@ -13,9 +13,9 @@ import torch.distributed as dist
 import trainsync
 from trainsync.checkpoint.errors import LoadFailedError
 from trainsync.dist.errors import PeerLostError
-from trainsync.engines.agree import PeerFailedError, agree
+from trainsync.engines.agree import PeerFailedError, on_all_ranks
 from trainsync.engines.errors import TrainerRankFailedError
-from trainsync.engines.trainer_ranks import TrainerRanks
+from trainsync.engines.trainer_ranks import trainer_ranks
 
 from tests.distributed.ranks import run_ranks
 
@@ -45,22 +45,22 @@ def lose_a_rank(directory: str, victim: int) -> list[tuple[str, float]]:
     ctx = trainsync.RunContext.from_env(directory)
     coordinator = ctx.coordinator()
     model, scheduler = torch.nn.Linear(4, 4), Deadly(rank == victim)
-    line = TrainerRanks(600.0)
-    agree(rank, None, "beginning")
+    line = trainer_ranks(600.0)
+    on_all_ranks(lambda: rank, "beginning")
     coordinator.save_async("model", model.state_dict(), 1)
     coordinator.save_async("extra_state", trainsync.training_state(scheduler=scheduler), 1)
     everyone = trainsync.all_ranks("model", "extra_state", world_size=world_size)
     if rank == 0:
         waiting = coordinator.register_and_monitor(1, checkpoint_participants=everyone)
         asyncio.run(waiting)
-    agree(None, None, "saving")
+    on_all_ranks(lambda: rank, "saving")
     resume = ctx.resume()
     assert resume is not None
     raised = []
     for call, kind in (
         (lambda: trainsync.load_sharded(resume, model=model, scheduler=scheduler), LoadFailedError),
-        (lambda: agree(rank, None, "saving step 2"), PeerFailedError),
-        (lambda: line.agree(None, 600.0, "publishing version 2"), TrainerRankFailedError),
+        (lambda: on_all_ranks(lambda: rank, "saving step 2"), PeerFailedError),
+        (lambda: line.agree("", None, "publishing version 2", 600.0), TrainerRankFailedError),
     ):
         started = time.monotonic()
         with pytest.raises(PeerLostError) as error:

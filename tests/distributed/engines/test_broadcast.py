@@ -13,7 +13,7 @@ import torch.distributed as dist
 from trainsync.engines.adapt import adapt
 from trainsync.engines.errors import GatherFailedError, TrainerRankFailedError
 from trainsync.engines.publish.model_update_group import ModelUpdateGroup, fsdp_sync_weight_nccl
-from trainsync.engines.trainer_ranks import TrainerRanks
+from trainsync.engines.trainer_ranks import trainer_ranks
 from trainsync.weights.errors import StaleVersionError
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
@@ -29,13 +29,13 @@ DEADLINES = Deadlines(whole=30.0, bucket=5.0, connect=10.0, silence=10.0)
 
 
 def group(directory: Path, explorers: int, deadlines: Deadlines = DEADLINES) -> ModelUpdateGroup:
-    line = TrainerRanks(60)
+    line = trainer_ranks(60)
     broadcaster = None
     if line.rank == 0:
         broadcaster = WeightBroadcaster(0, "127.0.0.1", bucket_size=1 << 10, deadlines=deadlines)
         publish(directory, broadcaster.endpoint)
         assert broadcaster.wait_for(explorers, 60)
-    line.agree(None, 60, "starting")
+    line.agree("", None, "starting", 60)
     return ModelUpdateGroup(line, broadcaster, deadlines)
 
 

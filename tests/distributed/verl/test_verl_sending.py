@@ -14,7 +14,7 @@ import torch
 from trainsync.integrations.verl.options import SyncOptions
 from trainsync.integrations.verl.receiving import Receiver
 from trainsync.integrations.verl.sending import Sender
-from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.link import TrainerEndpoint
 
 from tests.distributed.weights.broadcast.broadcast_job import DEADLINES, Process
 
@@ -28,7 +28,7 @@ def weights(version: int) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"w{number}", torch.full((30_000,), float(version + number))
 
 
-def rollout(line: Connection, endpoint: Endpoint) -> None:
+def rollout(line: Connection, endpoint: TrainerEndpoint) -> None:
     """Says its name, then gives the sums of each version that it is asked for."""
     receiver = Receiver(OPTIONS)
     receiver.follow(endpoint)

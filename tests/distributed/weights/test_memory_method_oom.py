@@ -9,7 +9,7 @@ import pytest
 import ray
 import torch
 from trainsync import ExplorerClient, Synchronizer
-from trainsync.weights.buckets.schema import Piece, Schema
+from trainsync.weights.buckets.schema import Schema, SchemaEntry
 from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.transports.object_store.packing import digest_of, digest_of_part
 from trainsync.weights.versions import PartMeta
@@ -31,7 +31,7 @@ def upload_halves(synchronizer: Any, version: int) -> None:
     """What two ranks send of one tensor of 72 MiB."""
     for rank in range(2):
         data = torch.full((HALF,), float(version)).view(torch.uint8).numpy()
-        piece = Piece("w", "float32", 4, (2 * HALF,), (rank * HALF,), (HALF,), 0, 0)
+        piece = SchemaEntry("w", "float32", 4, (2 * HALF,), (rank * HALF,), (HALF,), 0, 0)
         digests = (digest_of([data]),)
         schema = Schema((piece,)).encode()
         part = PartMeta(rank, 2, data.nbytes, digest_of_part(digests), schema, digests)

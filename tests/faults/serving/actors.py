@@ -13,9 +13,10 @@ from typing import Final
 from trainsync import failpoints
 from trainsync.agent import __main__ as agent_process
 from trainsync.agent import agent as agents
-from trainsync.agent import following, state, watching
+from trainsync.agent import state, watching
+from trainsync.agent.agent import Agent
 from trainsync.agent.directory_feed import DirectoryFeed
-from trainsync.agent.rendezvous import link
+from trainsync.agent.times import AgentTimes
 from trainsync.engines.servers import kinds
 from trainsync.engines.servers.vllm import VLLMServer
 
@@ -29,7 +30,9 @@ from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer
 RESUME_SECONDS: Final = 2.0
 """In place of the driver's 30."""
 LONGEST_WAIT: Final = 2.0
-_ANSWER_SECONDS: Final = 2.0
+_TIMES: Final = AgentTimes(
+    cycle=0.05, feed=0.1, retry=0.2, look=0.1, answer=2.0, calm=0.2, busy=0.2, longest_retry=0.2
+)
 
 
 @dataclass(frozen=True)
@@ -52,18 +55,13 @@ def following_run(line: Line, options: Sequence[str], log: Path, strike: Strike 
     os.dup2(fd, 2)
     faulthandler.register(signal.SIGUSR1)  # the log that it was told of before is closed by main
     agents.DirectoryFeed = partial(DirectoryFeed, poll_seconds=0.05)  # type: ignore[misc,assignment]
-    for module, names, seconds in (
-        (watching, ("_FEED_SECONDS", "_LOOK_EVERY"), 0.1),
-        (watching, ("_FIRST_WAIT",), 0.2),
-        (following, ("_CYCLE_SECONDS",), 0.05),
-        (state, ("FIRST_WAIT_SECONDS",), 0.2),
-        (state, ("LONGEST_WAIT_SECONDS",), LONGEST_WAIT),
-        (watching, ("LONGEST_WAIT_SECONDS",), LONGEST_WAIT),
-        (agents, ("_ANSWER_SECONDS",), _ANSWER_SECONDS),
-        (link, ("_CALM_SECONDS", "_BUSY_SECONDS", "_FIRST_WAIT", "_LONGEST_WAIT"), 0.2),
+    for module, name, seconds in (
+        (state, "FIRST_WAIT_SECONDS", 0.2),
+        (state, "LONGEST_WAIT_SECONDS", LONGEST_WAIT),
+        (watching, "LONGEST_WAIT_SECONDS", LONGEST_WAIT),
     ):
-        for name in names:
-            setattr(module, name, seconds)
+        setattr(module, name, seconds)
+    agent_process.Agent = partial(Agent, times=_TIMES)  # type: ignore[misc,assignment]
     kinds.VLLMServer = partial(VLLMServer, resume_timeout=RESUME_SECONDS)  # type: ignore[misc,assignment]
     if strike is not None:
         at = At(strike.point, strike.nth, stop_me if strike.stops else kill_me)

@@ -22,7 +22,7 @@ from typing import Any, Final
 from trainsync.engines.servers.errors import KEPT
 from trainsync.weights.errors import WeightsError
 from trainsync.weights.staging.index import StagedReference
-from trainsync.weights.staging.reading import Staged, StagedReader
+from trainsync.weights.staging.reading import StagedReader, StagedVersion
 
 from tests.faults.inject import kill_me, stop_me
 from tests.faults.processes import Line
@@ -106,7 +106,7 @@ class Server:
         self._running.set()
         self._caches = 0  # how often they were reset
         self._reader = StagedReader(memory)
-        self._staged: tuple[StagedReference, Staged] | None = None
+        self._staged: tuple[StagedReference, StagedVersion] | None = None
         self._session = self._loaded = False
         self._calls: queue.Queue[Callable[[], None]] = queue.Queue()
         threading.Thread(target=self._engine, daemon=True).start()
@@ -216,7 +216,7 @@ class Server:
                 return 404, {"error": {"message": "Not Found"}}
         return 200, {"message": "done"}
 
-    def _open(self, reference: StagedReference) -> Staged:
+    def _open(self, reference: StagedReference) -> StagedVersion:
         try:
             staged = self._reader.open(reference)
         except WeightsError as error:

@@ -1,18 +1,18 @@
 """A run, a server and agents, all in this process."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import torch
-from trainsync.agent import agent as agents
-from trainsync.agent import following, watching
 from trainsync.agent.agent import Agent
 from trainsync.agent.directory_feed import DirectoryFeed
-from trainsync.agent.settings import Settings, read_settings
+from trainsync.agent.settings import AgentSettings, read_settings
+from trainsync.agent.times import AgentTimes
+from trainsync.storage.layout import RunDirectory
 
 from tests.unit.agent.fake_server import FakeServer
 from tests.unit.agent.runs import Run, Weights
@@ -71,20 +71,23 @@ Start = Callable[..., Watched]
 
 
 @pytest.fixture
-def start(
-    run: Run, server: FakeServer, memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Start]:
-    """Starts agents, which look often; each ends before the next one begins."""
-    monkeypatch.setattr(agents, "DirectoryFeed", partial(DirectoryFeed, poll_seconds=0.05))
-    for wait in ("_FEED_SECONDS", "_LOOK_EVERY"):
-        monkeypatch.setattr(watching, wait, 0.05)
-    monkeypatch.setattr(following, "_CYCLE_SECONDS", 0.05)
+def times() -> AgentTimes:
+    """Of agents that look often."""
+    return AgentTimes(cycle=0.05, feed=0.05, look=0.05)
+
+
+@pytest.fixture
+def start(run: Run, server: FakeServer, memory: Path, times: AgentTimes) -> Iterator[Start]:
+    """Starts agents; each ends before the next one begins. Keywords are of `AgentTimes`."""
     running: list[Agent] = []
 
-    def do(*options: str) -> Watched:
+    def do(*options: str, **other: float) -> Watched:
         for agent in running:
             agent.close()
-        running[:] = [Agent(settings_for(run, server, memory, *options))]
+        settings = settings_for(run, server, memory, *options)
+        directory = RunDirectory(settings.directory)
+        feed = DirectoryFeed(directory, settings.run_uid, poll_seconds=0.05)
+        running[:] = [Agent(settings, feed, replace(times, **other))]
         return Watched(running[0])
 
     yield do
@@ -93,7 +96,7 @@ def start(
     assert not list(memory.iterdir())
 
 
-def settings_for(run: Run, server: FakeServer, memory: Path, *options: str) -> Settings:
+def settings_for(run: Run, server: FakeServer, memory: Path, *options: str) -> AgentSettings:
     common = (
         f"--server={server.url}",
         f"--directory={run.directory}",

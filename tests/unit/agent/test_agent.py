@@ -164,7 +164,6 @@ def test_a_server_that_hangs_ends_neither_the_agent_nor_its_answers(
     start: Start,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(agents, "_ANSWER_SECONDS", 1.0)
     monkeypatch.setattr(
         kinds,
         "VLLMServer",
@@ -177,7 +176,7 @@ def test_a_server_that_hangs_ends_neither_the_agent_nor_its_answers(
 
     server.faults[path] = hang
     run.commit(1)
-    agent = start("--timeout=3")
+    agent = start("--timeout=3", answer=1.0)
     eventually(lambda: path in server.calls)
     assert not agent.ready
     eventually(
@@ -311,9 +310,8 @@ def test_weights_are_converted_when_that_is_asked_for(
 
 
 def test_an_agent_ends_in_seconds_while_a_server_hangs_in_an_update(
-    run: Run, server: FakeServer, start: Start, memory: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, server: FakeServer, start: Start, memory: Path
 ) -> None:
-    monkeypatch.setattr(agents, "_STOP_SECONDS", 0.5)
     hanging = threading.Event()
 
     def hang() -> None:
@@ -321,13 +319,12 @@ def test_an_agent_ends_in_seconds_while_a_server_hangs_in_an_update(
 
     server.faults["/update_weights"] = hang
     run.commit(1)
-    agent = start()
+    agent = start(stop=0.5)
     eventually(lambda: "/update_weights" in server.calls)
     assert not agent.agent.close()
     assert not list(memory.iterdir())
     server.faults.clear()
     hanging.set()
-    monkeypatch.undo()
     assert isinstance(agent.agent, Agent)
     start().until_ready_with(1)
     assert has(server, weights_of(1))

@@ -7,11 +7,17 @@ from dataclasses import replace
 from trainsync.agent.admission.judgement import Judgement, Verdict
 from trainsync.agent.rendezvous.hints import Hints
 from trainsync.agent.rendezvous.report import report_of
-from trainsync.agent.state import Limits, Outcome, Phase, Served, State
+from trainsync.agent.state import (
+    AgentPhase,
+    AgentState,
+    ReadinessLimits,
+    ReportedWeights,
+    UpdateOutcome,
+)
 from trainsync.agent.version import Version, on_volume
 from trainsync.api.protocol import CommitNotice, SaveKind, ServerNews
 
-LIMITS = Limits(1, serve_before_first=False, blind_seconds=60.0)
+LIMITS = ReadinessLimits(1, serve_before_first=False, blind_seconds=60.0)
 KNOWN = Version("u", 0, "sha256:" + "0" * 64, on_volume(5, "global_step_5", "sha256:5", 10, 0))
 
 
@@ -58,13 +64,13 @@ def test_a_look_is_due_at_once_when_the_monitor_tells_of_another_version_or_goes
     closed.pause(KNOWN)
 
 
-def report(state: State) -> dict[str, object]:
+def report(state: AgentState) -> dict[str, object]:
     made = report_of(state, LIMITS, 1.0, servers="rollouts", endpoint=None, agent=None, known="m")
     return made.to_json_dict()
 
 
 def test_a_report_says_what_the_server_has_and_why_it_is_not_ready() -> None:
-    state = State().server_failed("refused")
+    state = AgentState().server_failed("refused")
     assert report(state) == {
         "servers": "rollouts",
         "ready": False,
@@ -73,9 +79,9 @@ def test_a_report_says_what_the_server_has_and_why_it_is_not_ready() -> None:
         "message": "the server does not answer: refused",
         "known": "m",
     }
-    state = state.found(KNOWN, 1.0).saw(Served("9" * 40, paused=False))
+    state = state.found(KNOWN, 1.0).saw(ReportedWeights("9" * 40, paused=False))
     assert "version" not in report(state)  # no step is so late
-    state = state.saw(Served("x" * 500, paused=False))
+    state = state.saw(ReportedWeights("x" * 500, paused=False))
     assert len(str(report(state)["tag"])) == 128
     state = state.updated(KNOWN).judged(Judgement(KNOWN.tag, Verdict.PROVEN))
     assert report(state) == {
@@ -89,16 +95,16 @@ def test_a_report_says_what_the_server_has_and_why_it_is_not_ready() -> None:
         "refutations": 0,
         "known": "m",
     }
-    state = state.failed(KNOWN, Outcome.NO_MEMORY, "full" * 100, 1.0)
+    state = state.failed(KNOWN, UpdateOutcome.NO_MEMORY, "full" * 100, 1.0)
     said = str(report(state)["message"])
     assert said.startswith("no_memory: fullfull")
     assert len(said) == 256
 
 
 def test_the_last_judgement_is_reported_while_a_server_takes_a_version() -> None:
-    state = State().found(KNOWN, 1.0).updated(KNOWN)
+    state = AgentState().found(KNOWN, 1.0).updated(KNOWN)
     state = state.judged(Judgement(KNOWN.tag, Verdict.REFUTED, "off by 3"))
-    state = replace(state, phase=Phase.UPDATING)
+    state = replace(state, phase=AgentPhase.UPDATING)
     assert (state.refutations, report(state)["verdict"]) == (1, "refuted")
     assert report(state)["message"] == "off by 3"
     state = state.updated(KNOWN)

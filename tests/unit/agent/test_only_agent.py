@@ -4,19 +4,18 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from trainsync.agent import only_agent as locking
 from trainsync.agent.__main__ import main
-from trainsync.agent.only_agent import AnotherAgentError, only_agent
+from trainsync.agent.only_agent import AnotherAgentError
 
 _URL = "http://127.0.0.1:8000"
 
 
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locking, "_WAIT_SECONDS", 0.05)
+only_agent = partial(locking.only_agent, wait=0.05)
 
 
 def test_a_second_agent_is_refused_by_any_name_of_the_server(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,8 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
-from trainsync.agent import agent as agents
 from trainsync.agent.rendezvous import link
+from trainsync.agent.times import AgentTimes
 from trainsync.monitor.client import servers as clients
 
 from tests.ports import port_of, reserved_port
@@ -64,12 +65,14 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    # With the monitor's word alone in time: the directory is looked at in five minutes.
-    monkeypatch.setattr(agents, "_SELDOM_SECONDS", 300.0)
-    for wait in ("_CALM_SECONDS", "_BUSY_SECONDS", "_FIRST_WAIT", "_LONGEST_WAIT"):
-        monkeypatch.setattr(link, wait, 0.2)
+def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
+
+
+@pytest.fixture
+def times(times: AgentTimes) -> AgentTimes:
+    """With the monitor's word alone in time: the directory is looked at in five minutes."""
+    return replace(times, unhinted=300.0, calm=0.2, busy=0.2, retry=0.2, longest_retry=0.2)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from trainsync.agent.__main__ import main
-from trainsync.agent.settings import SettingsError, read_settings
+from trainsync.agent.settings import AgentSettingsError, read_settings
 
 _GOOD = ("--server=http://127.0.0.1:8000", "--directory=/runs/mine")
 
@@ -62,14 +62,14 @@ def test_options_win_over_variables_and_variables_over_defaults() -> None:
 def test_what_is_wrong_is_named(
     options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SettingsError, match=message):
+    with pytest.raises(AgentSettingsError, match=message):
         read_settings(options, {})
     assert main(options) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_a_misspelt_variable_is_refused() -> None:
-    with pytest.raises(SettingsError, match="TRAINSYNC_AGENT_SERVER was meant"):
+    with pytest.raises(AgentSettingsError, match="TRAINSYNC_AGENT_SERVER was meant"):
         read_settings(_GOOD, {"TRAINSYNC_AGENT_SERVERS": "http://127.0.0.1:8000"})
 
 
@@ -127,5 +127,5 @@ def test_the_token_of_a_ray_pod_is_not_shown_to_the_monitor_as_a_servers() -> No
     ],
 )
 def test_a_monitor_that_is_half_named_is_refused(options: tuple[str, ...], message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
+    with pytest.raises(AgentSettingsError, match=message):
         read_settings([*_GOOD, *options], {})

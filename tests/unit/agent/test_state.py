@@ -9,16 +9,16 @@ from trainsync.agent.admission.judgement import Judgement, Verdict
 from trainsync.agent.state import (
     FIRST_WAIT_SECONDS,
     LONGEST_WAIT_SECONDS,
-    Limits,
-    Outcome,
-    Phase,
-    Served,
-    State,
+    AgentPhase,
+    AgentState,
+    ReadinessLimits,
+    ReportedWeights,
+    UpdateOutcome,
 )
 from trainsync.agent.version import Version, on_volume
 
-_LIMITS = Limits(max_staleness=1, serve_before_first=False, blind_seconds=60)
-_BASE = Served("default", paused=False)
+_LIMITS = ReadinessLimits(max_staleness=1, serve_before_first=False, blind_seconds=60)
+_BASE = ReportedWeights("default", paused=False)
 
 
 def version(step: int, attempt: int = 0, byte: str = "a") -> Version:
@@ -26,9 +26,9 @@ def version(step: int, attempt: int = 0, byte: str = "a") -> Version:
     return Version("uid", attempt, "sha256:" + byte * 64, published)
 
 
-def serving(tag: str, *versions: Version) -> State:
+def serving(tag: str, *versions: Version) -> AgentState:
     """The agent has heard of the versions, in order, and the server has ``tag``, proven."""
-    state = State().saw(Served(tag, paused=False)).judged(judged(tag))
+    state = AgentState().saw(ReportedWeights(tag, paused=False)).judged(judged(tag))
     for each in versions:
         state = state.found(each, 0)
     return state
@@ -38,19 +38,19 @@ def judged(tag: str, verdict: Verdict = Verdict.PROVEN) -> Judgement:
     return Judgement(tag, verdict, None if verdict is Verdict.PROVEN else "for a reason")
 
 
-def loaded(state: State, taken: Version, verdict: Verdict) -> State:
+def loaded(state: AgentState, taken: Version, verdict: Verdict) -> AgentState:
     """A server took a version, and its weights were judged."""
-    return state.entered(Phase.UPDATING).updated(taken).judged(judged(taken.tag, verdict))
+    return state.entered(AgentPhase.UPDATING).updated(taken).judged(judged(taken.tag, verdict))
 
 
 def test_a_server_that_was_never_seen_is_not_ready_and_gets_nothing() -> None:
-    state = State().found(version(7), 0)
+    state = AgentState().found(version(7), 0)
     assert state.wanted(0) is None
     assert "does not answer" in (state.unready(_LIMITS, 0) or "")
 
 
 def test_before_the_first_version_a_server_is_ready_only_when_that_is_asked_for() -> None:
-    state = State().saw(_BASE)
+    state = AgentState().saw(_BASE)
     early = replace(_LIMITS, serve_before_first=True)
     assert "no version is known" in (state.unready(early, 0) or "")
     state = state.looked(0)
@@ -66,7 +66,7 @@ def test_a_server_gets_the_newest_version_unless_it_has_exactly_that() -> None:
     assert serving("7", seventh).wanted(0) == seventh  # of which bytes, nobody knows
     assert serving("7-" + "b" * 16, seventh).wanted(0) == seventh
     assert serving(seventh.tag, seventh).wanted(0) is None
-    paused = serving(seventh.tag, seventh).saw(Served(seventh.tag, paused=True))
+    paused = serving(seventh.tag, seventh).saw(ReportedWeights(seventh.tag, paused=True))
     assert paused.wanted(0) == seventh  # an agent may have died while it loaded another one
 
 
@@ -110,15 +110,15 @@ def test_a_server_stays_ready_for_a_while_when_the_newest_version_is_not_known()
 
 def test_a_paused_or_loading_server_is_not_ready() -> None:
     state = serving(version(7).tag, version(7))
-    assert state.saw(Served(version(7).tag, paused=True)).unready(_LIMITS, 0) is not None
-    assert state.entered(Phase.UPDATING).unready(_LIMITS, 0) is not None
-    assert state.entered(Phase.FETCHING).unready(_LIMITS, 0) is None
+    assert state.saw(ReportedWeights(version(7).tag, paused=True)).unready(_LIMITS, 0) is not None
+    assert state.entered(AgentPhase.UPDATING).unready(_LIMITS, 0) is not None
+    assert state.entered(AgentPhase.FETCHING).unready(_LIMITS, 0) is None
 
 
 def test_a_refused_version_is_tried_again_after_waits_that_grow_and_are_bounded() -> None:
     state, now, waits = serving("default", version(7)), 0.0, []
     for _ in range(12):
-        state = state.failed(version(7), Outcome.REFUSED, "no", now)
+        state = state.failed(version(7), UpdateOutcome.REFUSED, "no", now)
         assert state.failure is not None
         waits.append(state.failure.retry_at - now)
         assert state.wanted(state.failure.retry_at - 0.01) is None
@@ -132,39 +132,39 @@ def test_a_refused_version_is_tried_again_after_waits_that_grow_and_are_bounded(
 def test_a_newer_version_is_tried_soon_after_an_older_one_was_refused() -> None:
     state = serving("default", version(7))
     for _ in range(6):
-        state = state.failed(version(7), Outcome.REFUSED, "no", 100)
+        state = state.failed(version(7), UpdateOutcome.REFUSED, "no", 100)
     state = state.found(version(8), 100)
     assert state.wanted(100) is None
     assert state.wanted(100 + FIRST_WAIT_SECONDS) == version(8)
 
 
 def test_a_server_left_paused_is_updated_at_once_and_then_with_waits() -> None:
-    state = serving("default", version(7)).failed(version(7), Outcome.PAUSED, "hung", 5)
+    state = serving("default", version(7)).failed(version(7), UpdateOutcome.PAUSED, "hung", 5)
     assert state.wanted(5) == version(7)
     assert state.unready(_LIMITS, 5) == "the server is paused"
-    state = state.failed(version(7), Outcome.PAUSED, "hung", 5)
+    state = state.failed(version(7), UpdateOutcome.PAUSED, "hung", 5)
     assert state.wanted(5) is None
 
 
 def test_a_failure_is_over_when_the_server_has_the_newest_version_after_all() -> None:
-    state = serving("default", version(7)).failed(version(7), Outcome.PAUSED, "no answer", 5)
-    assert state.saw(Served(version(7).tag, paused=True)).failure is not None
-    assert state.saw(Served(version(7).tag, paused=False)).failure is None
+    state = serving("default", version(7)).failed(version(7), UpdateOutcome.PAUSED, "no answer", 5)
+    assert state.saw(ReportedWeights(version(7).tag, paused=True)).failure is not None
+    assert state.saw(ReportedWeights(version(7).tag, paused=False)).failure is None
 
 
 def test_a_version_that_is_gone_is_not_tried_before_the_feed_was_asked_again() -> None:
-    state = serving("default", version(7)).failed(version(7), Outcome.GONE, "gone", 0)
+    state = serving("default", version(7)).failed(version(7), UpdateOutcome.GONE, "gone", 0)
     assert state.wanted(1000) is None
     assert state.found(version(6), 1000).wanted(1000) == version(6)
 
 
 def test_a_server_whose_weights_nobody_has_judged_is_proven_without_a_load() -> None:
     seventh = version(7)
-    state = State().saw(Served(seventh.tag, paused=False)).found(seventh, 0)
+    state = AgentState().saw(ReportedWeights(seventh.tag, paused=False)).found(seventh, 0)
     assert state.wanted(0) is None
     assert state.doubtful(0) == seventh
     assert state.unready(_LIMITS, 0) == f"{seventh.tag} is not proven yet"
-    proving = state.entered(Phase.PROVING)
+    proving = state.entered(AgentPhase.PROVING)
     assert proving.doubtful(0) is None
     assert proving.unready(_LIMITS, 0) == "the server's weights are being proven"
     for verdict in (Verdict.PROVEN, Verdict.ABSENT):
@@ -178,8 +178,8 @@ def test_refuted_weights_are_loaded_again_at_once_and_then_with_waits() -> None:
     state, now = serving("default", seventh), 0.0
     for wait in (0, 2 * FIRST_WAIT_SECONDS, 4 * FIRST_WAIT_SECONDS):
         state = loaded(state, seventh, Verdict.REFUTED)
-        state = state.failed(seventh, Outcome.REFUTED, "for a reason", now)
-        state = state.saw(Served(seventh.tag, paused=False))
+        state = state.failed(seventh, UpdateOutcome.REFUTED, "for a reason", now)
+        state = state.saw(ReportedWeights(seventh.tag, paused=False))
         assert state.doubtful(now + LONGEST_WAIT_SECONDS) is None
         assert "refuted: for a reason" in (state.unready(_LIMITS, now) or "")
         assert wait == 0 or state.wanted(now + wait - 0.01) is None
@@ -200,7 +200,7 @@ def test_a_server_whose_weights_stay_unproven_is_started_anew_once(
         state = loaded(state, version(7), verdict)
     assert f"{most} times in a row" in (state.hopeless or "")
     assert "for a reason" in (state.hopeless or "")
-    state = state.entered(Phase.UPDATING)
+    state = state.entered(AgentPhase.UPDATING)
     assert state.hopeless is not None, "while it is loaded once more it is as it was"
     assert loaded(state, version(8), Verdict.PROVEN).hopeless is None
 
@@ -233,11 +233,11 @@ def test_a_server_that_was_proven_between_is_not_started_anew() -> None:
 def test_a_server_without_an_answer_is_asked_again_and_then_loaded_again() -> None:
     seventh = version(7)
     state = loaded(serving("default", seventh), seventh, Verdict.UNPROVEN)
-    state = state.failed(seventh, Outcome.UNPROVEN, "500", 0)
+    state = state.failed(seventh, UpdateOutcome.UNPROVEN, "500", 0)
     assert state.doubtful(FIRST_WAIT_SECONDS - 0.01) is None
     assert (state.doubtful(1), state.wanted(1)) == (seventh, None)
-    state = state.entered(Phase.PROVING).judged(judged(seventh.tag, Verdict.UNPROVEN))
-    state = state.failed(seventh, Outcome.UNPROVEN, "500", 1)
+    state = state.entered(AgentPhase.PROVING).judged(judged(seventh.tag, Verdict.UNPROVEN))
+    state = state.failed(seventh, UpdateOutcome.UNPROVEN, "500", 1)
     assert state.wanted(2.99) is None
     assert (state.doubtful(3), state.wanted(3)) == (None, seventh)
     assert "unproven: for a reason" in (state.unready(_LIMITS, 3) or "")
@@ -245,12 +245,12 @@ def test_a_server_without_an_answer_is_asked_again_and_then_loaded_again() -> No
 
 def test_what_was_proven_holds_while_the_server_refuses_another_version_and_no_longer() -> None:
     sixth, seventh = version(6), version(7)
-    state = serving(sixth.tag, sixth, seventh).entered(Phase.UPDATING)
-    assert state.failed(seventh, Outcome.REFUSED, "no", 0).unready(_LIMITS, 0) is None
-    lost = state.failed(seventh, Outcome.ERROR, "lost", 0)
+    state = serving(sixth.tag, sixth, seventh).entered(AgentPhase.UPDATING)
+    assert state.failed(seventh, UpdateOutcome.REFUSED, "no", 0).unready(_LIMITS, 0) is None
+    lost = state.failed(seventh, UpdateOutcome.ERROR, "lost", 0)
     assert lost.unready(_LIMITS, 0) == f"{sixth.tag} is not proven yet"
-    paused = serving(sixth.tag, sixth).saw(Served(sixth.tag, paused=True))
-    again = paused.saw(Served(sixth.tag, paused=False))
+    paused = serving(sixth.tag, sixth).saw(ReportedWeights(sixth.tag, paused=True))
+    again = paused.saw(ReportedWeights(sixth.tag, paused=False))
     assert again.unready(_LIMITS, 0) is not None
     assert again.doubtful(0) == sixth
 
@@ -259,13 +259,13 @@ _VERSIONS = st.builds(version, st.integers(0, 4), st.integers(0, 2), st.sampled_
 _TAGS = st.one_of(st.just("default"), st.just("3"), _VERSIONS.map(lambda each: each.tag))
 _STEPS = st.one_of(
     st.tuples(st.just("found"), _VERSIONS),
-    st.tuples(st.just("saw"), st.builds(Served, _TAGS, st.booleans())),
+    st.tuples(st.just("saw"), st.builds(ReportedWeights, _TAGS, st.booleans())),
     st.tuples(st.just("away"), st.none()),
     st.tuples(st.just("blind"), st.none()),
-    st.tuples(st.just("entered"), st.sampled_from(Phase)),
+    st.tuples(st.just("entered"), st.sampled_from(AgentPhase)),
     st.tuples(st.just("updated"), _VERSIONS),
     st.tuples(st.just("judged"), st.builds(judged, _TAGS, st.sampled_from(Verdict))),
-    st.tuples(st.just("failed"), st.tuples(_VERSIONS, st.sampled_from(Outcome))),
+    st.tuples(st.just("failed"), st.tuples(_VERSIONS, st.sampled_from(UpdateOutcome))),
 )
 
 
@@ -273,8 +273,8 @@ _STEPS = st.one_of(
 def test_a_ready_server_has_weights_of_the_runs_attempt_within_the_staleness(
     events: list[tuple[str, object]], staleness: int
 ) -> None:
-    limits = Limits(staleness, serve_before_first=False, blind_seconds=5)
-    state = State()
+    limits = ReadinessLimits(staleness, serve_before_first=False, blind_seconds=5)
+    state = AgentState()
     admitted: str | None = None  # tag of the weights that the server was last known to have
     for now, (what, value) in enumerate(events):
         if what == "found":
@@ -282,7 +282,7 @@ def test_a_ready_server_has_weights_of_the_runs_attempt_within_the_staleness(
             if value.follows(state.newest):
                 state = state.found(value, now)
         elif what == "saw":
-            assert isinstance(value, Served)
+            assert isinstance(value, ReportedWeights)
             if value.paused or value.tag != admitted:
                 admitted = None
             state = state.saw(value)
@@ -291,7 +291,7 @@ def test_a_ready_server_has_weights_of_the_runs_attempt_within_the_staleness(
         elif what == "blind":
             state = state.feed_failed("away")
         elif what == "entered":
-            assert isinstance(value, Phase)
+            assert isinstance(value, AgentPhase)
             state = state.entered(value)
         elif what == "updated":
             assert isinstance(value, Version)
@@ -301,19 +301,19 @@ def test_a_ready_server_has_weights_of_the_runs_attempt_within_the_staleness(
             state, admitted = state.judged(value), value.tag if value.admits else None
         else:
             assert isinstance(value, tuple)
-            loading = state.phase is Phase.UPDATING and value[1] is not Outcome.REFUSED
-            admitted = None if loading or value[1] is Outcome.PAUSED else admitted
+            loading = state.phase is AgentPhase.UPDATING and value[1] is not UpdateOutcome.REFUSED
+            admitted = None if loading or value[1] is UpdateOutcome.PAUSED else admitted
             state = state.failed(value[0], value[1], "no", now)
         newest, server = state.newest, state.server
         if state.unready(limits, now) is None:
             assert newest is not None
             assert server is not None
             assert not server.paused
-            assert state.phase not in (Phase.UPDATING, Phase.PROVING)
+            assert state.phase not in (AgentPhase.UPDATING, AgentPhase.PROVING)
             assert server.tag == admitted
             assert state.version is not None
             assert 0 <= newest.step - state.version <= staleness
-        if newest is not None and server is not None and state.phase is Phase.WAITING:
+        if newest is not None and server is not None and state.phase is AgentPhase.WAITING:
             # Whatever happened, the server has the newest weights, or gets them within a minute.
             later = now + LONGEST_WAIT_SECONDS
             has = server.tag == newest.tag and not server.paused

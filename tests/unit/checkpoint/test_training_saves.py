@@ -19,8 +19,8 @@ from trainsync.checkpoint.errors import (
 )
 from trainsync.checkpoint.load.loading import load_sharded
 from trainsync.checkpoint.load.resume import Resume, open_resume
-from trainsync.checkpoint.save import commit_wait
 from trainsync.checkpoint.save.registration import all_ranks
+from trainsync.checkpoint.save.watch import WatchTimes
 from trainsync.monitor.client.local import LocalMonitorClient
 
 
@@ -36,7 +36,7 @@ def monitor(tmp_path: Path) -> Iterator[LocalMonitorClient]:
 
 @pytest.fixture
 def coordinator(monitor: LocalMonitorClient, tmp_path: Path) -> CheckpointCoordinator:
-    return CheckpointCoordinator(monitor, tmp_path / "run")
+    return CheckpointCoordinator(monitor, tmp_path / "run", times=WatchTimes(unknown=0.1))
 
 
 @pytest.fixture
@@ -166,9 +166,8 @@ def test_a_second_save_of_a_step_is_refused_and_does_not_pass_for_one(
 
 
 def test_a_model_without_weights_is_refused_before_its_save_is_expected(
-    coordinator: CheckpointCoordinator, monkeypatch: pytest.MonkeyPatch
+    coordinator: CheckpointCoordinator,
 ) -> None:
-    monkeypatch.setattr(commit_wait, "_UNKNOWN_SECONDS", 0.1)
     with pytest.raises(ValueError, match="model: the state is empty"):
         coordinator.save(3, model=torch.nn.Sequential())
     assert not coordinator.commits.is_pending(3)
@@ -188,9 +187,8 @@ def test_what_is_no_step_is_refused_and_the_next_save_is_not_harmed(
 
 
 def test_finish_of_an_unsaved_step_raises_soon(
-    coordinator: CheckpointCoordinator, monkeypatch: pytest.MonkeyPatch
+    coordinator: CheckpointCoordinator,
 ) -> None:
-    monkeypatch.setattr(commit_wait, "_UNKNOWN_SECONDS", 0.1)
     model, _ = make(0)
     coordinator.save(40, model=model)
     with pytest.raises(ValueError, match=r"no checkpoint of step 42 .*its newest is step 40"):

@@ -14,7 +14,7 @@ from trainsync.checkpoint.errors import (
 )
 from trainsync.checkpoint.load.state import StateLoad
 from trainsync.checkpoint.save.staging.pytree import map_tensors
-from trainsync.checkpoint.training_state import Live, rng_state, set_rng_state, training_state
+from trainsync.checkpoint.training_state import LiveState, rng_state, set_rng_state, training_state
 
 from tests.unit.checkpoint.sharded import save
 
@@ -62,7 +62,9 @@ def load(
     **live: Any,
 ) -> StateLoad:
     component = save(directory, "extra_state", states, saved_by or len(states))
-    made = StateLoad(directory, component, Live(**live), rank, world_size, rng=rng, combine=combine)
+    made = StateLoad(
+        directory, component, LiveState(**live), rank, world_size, rng=rng, combine=combine
+    )
     made.read()
     return made
 
@@ -203,12 +205,12 @@ def test_a_state_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_without_the_component_is_enough_when_nothing_of_it_is_needed(
     tmp_path: Path,
 ) -> None:
-    made = StateLoad(tmp_path, None, Live(), 0, 1, rng=True, combine=None)
+    made = StateLoad(tmp_path, None, LiveState(), 0, 1, rng=True, combine=None)
     made.read()
     made.apply()
     assert set(made.not_restored) == {"rng"}
     with pytest.raises(StateMismatchError, match="no component extra_state, so no scheduler"):
-        StateLoad(tmp_path, None, Live(scheduler=scheduler()), 0, 1, rng=True, combine=None)
+        StateLoad(tmp_path, None, LiveState(scheduler=scheduler()), 0, 1, rng=True, combine=None)
 
 
 @pytest.mark.parametrize("what", ["scheduler", "dataloader"])

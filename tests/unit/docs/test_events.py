@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from trainsync.monitor.server.events import Event, Reason
+from trainsync.monitor.server.events import EventReason, MonitorEvent
 from trainsync_operator.reconcile.decide.attempts import Transition
 
 from tests.unit.docs.pages import ROOT
@@ -26,8 +26,8 @@ def listed(who: str) -> dict[str, str]:
 
 def test_the_monitors_reasons_are_listed_with_their_type() -> None:
     posted = {
-        reason.value: "Warning" if Event(Clock()(), reason, "").warning else "Normal"
-        for reason in Reason
+        reason.value: "Warning" if MonitorEvent(Clock()(), reason, "").warning else "Normal"
+        for reason in EventReason
     }
     assert listed("monitor") == posted
 

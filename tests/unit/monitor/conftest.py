@@ -5,7 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from trainsync.monitor.page.feed import AGES, Ages
+from trainsync.monitor.page.feed import AGES, MaxAges
 
 from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
 
@@ -28,13 +28,13 @@ def volume(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def page_ages() -> Ages:
+def page_ages() -> MaxAges:
     """A test that wants another age of the run's page gives it as a parameter."""
     return AGES
 
 
 @pytest.fixture
-def monitor(api: FakeApi, volume: Path, page_ages: Ages) -> Iterator[RunningMonitor]:
+def monitor(api: FakeApi, volume: Path, page_ages: MaxAges) -> Iterator[RunningMonitor]:
     """A ready monitor."""
     running = RunningMonitor(api, volume, page_ages=page_ages)
     eventually(lambda: httpx.get(f"{running.url}/readyz").status_code == 200)

@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from trainsync.api import names
 from trainsync.api.spec import LogLevel, Verify
 from trainsync.kube.client import KubeError, Object
-from trainsync.monitor.page.feed import AGES, Ages
+from trainsync.monitor.page.feed import AGES, MaxAges
 from trainsync.monitor.server.app import Process
-from trainsync.monitor.server.settings import Settings
+from trainsync.monitor.server.settings import MonitorServerSettings
 
 UID = "11111111-2222-3333-4444-555555555555"
 ISSUER = "https://kubernetes.default.svc.cluster.local"
@@ -153,9 +153,9 @@ class RunningMonitor:
     """The whole monitor process with uvicorn, in a thread of the test."""
 
     def __init__(
-        self, api: FakeApi, directory: Path, *, port: int = 0, page_ages: Ages = AGES
+        self, api: FakeApi, directory: Path, *, port: int = 0, page_ages: MaxAges = AGES
     ) -> None:
-        settings = Settings(
+        settings = MonitorServerSettings(
             run_name="run",
             namespace=NAMESPACE,
             run_uid=UID,

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from trainsync.api.protocol import ParticipantRef, SaveKind, SaveRequest
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage import atomic
 from trainsync.storage.digest import file_digest
 from trainsync.storage.layout import RunDirectory, SaveDirectory
@@ -13,8 +13,8 @@ from trainsync.storage.saves.receipts import FileEntry
 
 CHECKPOINT = SaveKind.CHECKPOINT
 STATE_DICT = SaveKind.STATE_DICT
-FIRST = Owner(0, "aaaaaaaa0")
-SECOND = Owner(1, "bbbbbbbb1")
+FIRST = SaveOwner(0, "aaaaaaaa0")
+SECOND = SaveOwner(1, "bbbbbbbb1")
 
 
 class Clock:
@@ -37,17 +37,19 @@ def request(
     return SaveRequest(kind=kind, step=step, participants=who, reuse_state_dict=reuse)
 
 
-def content(owner: Owner, kind: SaveKind, step: int, rank: int) -> bytes:
+def content(owner: SaveOwner, kind: SaveKind, step: int, rank: int) -> bytes:
     return f"{owner} {kind} {step} {rank} ".encode() * 50
 
 
-def directory(root: Path, owner: Owner, step: int, kind: SaveKind = CHECKPOINT) -> SaveDirectory:
+def directory(
+    root: Path, owner: SaveOwner, step: int, kind: SaveKind = CHECKPOINT
+) -> SaveDirectory:
     return RunDirectory(root).save(owner.attempt, owner.incarnation, kind, step)
 
 
 def stage(
     root: Path,
-    owner: Owner,
+    owner: SaveOwner,
     step: int,
     rank: int,
     kind: SaveKind = CHECKPOINT,
@@ -65,7 +67,12 @@ def stage(
 
 
 def receipt(
-    owner: Owner, step: int, rank: int, kind: SaveKind, *files: FileEntry, component: str = "model"
+    owner: SaveOwner,
+    step: int,
+    rank: int,
+    kind: SaveKind,
+    *files: FileEntry,
+    component: str = "model",
 ) -> receipts.Receipt:
     return receipts.Receipt(
         kind=kind,
@@ -80,7 +87,7 @@ def receipt(
     )
 
 
-def write(root: Path, owner: Owner, step: int, rank: int, kind: SaveKind = CHECKPOINT) -> None:
+def write(root: Path, owner: SaveOwner, step: int, rank: int, kind: SaveKind = CHECKPOINT) -> None:
     """A participant's whole save: files, then the receipt."""
     entry = stage(root, owner, step, rank, kind)
     receipts.write_receipt(
@@ -89,7 +96,7 @@ def write(root: Path, owner: Owner, step: int, rank: int, kind: SaveKind = CHECK
 
 
 def write_all(
-    root: Path, owner: Owner, step: int, kind: SaveKind = CHECKPOINT, ranks: int = 2
+    root: Path, owner: SaveOwner, step: int, kind: SaveKind = CHECKPOINT, ranks: int = 2
 ) -> None:
     for rank in range(ranks):
         write(root, owner, step, rank, kind)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from trainsync.storage.errors import DamagedFileError
 from trainsync.storage.saves import receipts
-from trainsync.storage.saves.receipts import Failure, FileEntry, Outcome
+from trainsync.storage.saves.receipts import FileEntry, ParticipantFailure, SaveOutcome
 
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, directory, receipt
 
@@ -74,7 +74,7 @@ def test_a_link_in_place_of_a_receipt_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_failure_reads_back_with_its_cause(tmp_path: Path) -> None:
-    failure = Failure(
+    failure = ParticipantFailure(
         kind=CHECKPOINT, step=7, attempt=0, incarnation=FIRST.incarnation, component="model",
         rank=1, error="OSError: disk",
     )  # fmt: skip
@@ -85,11 +85,11 @@ def test_a_failure_reads_back_with_its_cause(tmp_path: Path) -> None:
 def test_an_outcome_is_one_of_two_files_and_committed_wins(tmp_path: Path) -> None:
     save = directory(tmp_path, FIRST, 7)
     assert receipts.read_outcome(save) is None
-    receipts.write_outcome(save, Outcome(kind=CHECKPOINT, step=7, error="why"))
+    receipts.write_outcome(save, SaveOutcome(kind=CHECKPOINT, step=7, error="why"))
     aborted = receipts.read_outcome(save)
     assert aborted is not None
     assert aborted.error == "why"
-    receipts.write_outcome(save, Outcome(kind=CHECKPOINT, step=7, manifest_digest="sha256:0"))
+    receipts.write_outcome(save, SaveOutcome(kind=CHECKPOINT, step=7, manifest_digest="sha256:0"))
     committed = receipts.read_outcome(save)
     assert committed is not None
     assert committed.manifest_digest == "sha256:0"
@@ -97,7 +97,7 @@ def test_an_outcome_is_one_of_two_files_and_committed_wins(tmp_path: Path) -> No
 
 def test_a_time_without_its_zone_is_damaged_not_a_crash_later(tmp_path: Path) -> None:
     save = directory(tmp_path, FIRST, 1)
-    zoned = receipts.Registration(
+    zoned = receipts.SaveRegistration(
         kind=CHECKPOINT,
         step=1,
         attempt=0,

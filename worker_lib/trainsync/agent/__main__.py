@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from trainsync.agent.agent import Agent
 from trainsync.agent.endpoint import EndpointError
 from trainsync.agent.only_agent import AnotherAgentError, only_agent
-from trainsync.agent.settings import Settings, SettingsError, read_settings
+from trainsync.agent.settings import AgentSettings, AgentSettingsError, read_settings
 from trainsync.api import env
 from trainsync.kube.logging import configure
 from trainsync.weights.errors import SharedMemoryError
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """0 after SIGTERM, 1 where the agent cannot run, 2 on a wrong option or variable."""
     try:
         settings = read_settings(sys.argv[1:] if arguments is None else arguments)
-    except SettingsError as error:
+    except AgentSettingsError as error:
         sys.stderr.write(f"trainsync agent: {error}\n")
         return 2
     namespace, run = os.environ.get(env.RUN_NAMESPACE), os.environ.get(env.RUN_NAME)
@@ -51,7 +51,7 @@ def _asked_to_end() -> int:
     return reading
 
 
-def _run(settings: Settings, asked_to_end: int) -> int:
+def _run(settings: AgentSettings, asked_to_end: int) -> int:
     agent = Agent(settings)
     os.read(asked_to_end, 1)
     _LOG.info("the agent ends")

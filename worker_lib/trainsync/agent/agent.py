@@ -12,14 +12,15 @@ import torch
 from trainsync.agent.admission.reading import CommittedVersions
 from trainsync.agent.board import Board
 from trainsync.agent.directory_feed import DirectoryFeed
-from trainsync.agent.endpoint import Answer, Endpoint, json_answer, text_answer
+from trainsync.agent.endpoint import Answer, HealthEndpoint, json_answer, text_answer
 from trainsync.agent.feed import VersionFeed
 from trainsync.agent.following import Follower
 from trainsync.agent.metrics import CONTENT_TYPE, AgentMetrics
 from trainsync.agent.rendezvous.hints import Hints
 from trainsync.agent.rendezvous.link import MonitorLink
-from trainsync.agent.settings import Settings
-from trainsync.agent.state import Limits
+from trainsync.agent.settings import AgentSettings
+from trainsync.agent.state import ReadinessLimits
+from trainsync.agent.times import DEFAULT_TIMES, AgentTimes
 from trainsync.agent.watching import FeedWatch, ServerWatch
 from trainsync.engines.servers.errors import ServerError
 from trainsync.engines.servers.kinds import driver_of
@@ -28,10 +29,7 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.weights.staging.area import StagingArea
 
 _LOG = logging.getLogger(__name__)
-_ANSWER_SECONDS: Final = 10.0  # a server answers between two steps of its model
-_STOP_SECONDS: Final = 10.0
 _ALIVE_SECONDS: Final = 4.0  # a probe waits for 5
-_SELDOM_SECONDS: Final = 15.0  # a hint that is lost costs no more
 
 
 class Agent:
@@ -45,23 +43,29 @@ class Agent:
         EndpointError: the endpoint's address cannot be listened on.
     """
 
-    def __init__(self, settings: Settings, feed: VersionFeed | None = None) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        feed: VersionFeed | None = None,
+        times: AgentTimes = DEFAULT_TIMES,
+    ) -> None:
         self._settings = settings
+        self._times = times
         self._stop = threading.Event()
         self._board = Board()
-        self._limits = Limits(
+        self._limits = ReadinessLimits(
             settings.max_staleness, settings.serve_before_first, settings.blind_seconds
         )
         self._metrics = AgentMetrics(lambda: self._board.state, self._limits)
         self._feed = feed or DirectoryFeed(RunDirectory(settings.directory), settings.run_uid)
         server = settings.engine, settings.server, settings.memory
-        self._looking = driver_of(*server, timeout=_ANSWER_SECONDS)
+        self._looking = driver_of(*server, timeout=times.answer)
         self._health = driver_of(*server, timeout=_ALIVE_SECONDS)
         self._driving = driver_of(*server, timeout=float(settings.timeout), pause=settings.pause)
-        self._server_watch = ServerWatch(self._looking, self._board, self._stop)
+        self._server_watch = ServerWatch(self._looking, self._board, self._stop, times)
         self._area = StagingArea(settings.memory)
         try:
-            self._endpoint = Endpoint(
+            self._endpoint = HealthEndpoint(
                 settings.host,
                 settings.port,
                 {
@@ -90,20 +94,22 @@ class Agent:
             self._stop,
             timeout=float(settings.timeout),
             dtype=None if settings.dtype is None else getattr(torch, settings.dtype),
+            cycle=times.cycle,
         )
         self._hints: Hints | None = None
         self._link: MonitorLink | None = None
         if settings.rendezvous is not None:
-            self._hints = Hints(min(_SELDOM_SECONDS, settings.blind_seconds / 3))
+            self._hints = Hints(min(times.unhinted, settings.blind_seconds / 3))
             self._link = MonitorLink(
                 settings.rendezvous,
                 self._board,
                 self._limits,
                 self._hints,
                 self._stop,
+                times=times,
                 agent=None if ip_address(settings.host).is_unspecified else self._endpoint.url,
             )
-        feed_watch = FeedWatch(self._feed, self._board, self._stop, self._hints)
+        feed_watch = FeedWatch(self._feed, self._board, self._stop, self._hints, times)
         self._threads = [
             threading.Thread(target=run, name=f"trainsync-{name}", daemon=True)
             for name, run in (
@@ -181,7 +187,7 @@ class Agent:
         if self._hints is not None:
             self._hints.close()
         self._board.wake()
-        deadline = time.monotonic() + _STOP_SECONDS
+        deadline = time.monotonic() + self._times.stop
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         ended = not any(thread.is_alive() for thread in self._threads)

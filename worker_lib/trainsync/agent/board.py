@@ -3,22 +3,22 @@
 import threading
 from collections.abc import Callable
 
-from trainsync.agent.state import State
+from trainsync.agent.state import AgentState
 
 
 class Board:
     """Holds the state; any thread."""
 
     def __init__(self) -> None:
-        self._state = State()
+        self._state = AgentState()
         self._changed = threading.Condition()
 
     @property
-    def state(self) -> State:
+    def state(self) -> AgentState:
         """As it is now."""
         return self._state
 
-    def change(self, step: Callable[[State], State]) -> tuple[State, State]:
+    def change(self, step: Callable[[AgentState], AgentState]) -> tuple[AgentState, AgentState]:
         """Replace the state by ``step`` of it; the one before and the one after."""
         with self._changed:
             before = self._state

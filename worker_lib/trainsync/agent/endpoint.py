@@ -21,7 +21,7 @@ class EndpointError(Exception):
     """The address cannot be listened on."""
 
 
-class Endpoint:
+class HealthEndpoint:
     """Answers GET requests, each in a thread, until `close`.
 
     Args:
@@ -39,7 +39,7 @@ class Endpoint:
         class Handler(_Handler):
             paths = answers
 
-        class Server(_Server):
+        class Server(_HealthServer):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
         try:
@@ -69,7 +69,7 @@ def json_answer(value: dict[str, Any]) -> Answer:
     return HTTPStatus.OK, "application/json", (json.dumps(value, indent=1) + "\n").encode()
 
 
-class _Server(ThreadingHTTPServer):
+class _HealthServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 

@@ -13,7 +13,8 @@ from trainsync.agent.admission.proving import Admission, RefutedError, UnprovenE
 from trainsync.agent.admission.reading import CommittedVersions, NoProofError
 from trainsync.agent.board import Board
 from trainsync.agent.metrics import AgentMetrics
-from trainsync.agent.state import Outcome, Phase
+from trainsync.agent.state import AgentPhase, UpdateOutcome
+from trainsync.agent.times import DEFAULT_TIMES
 from trainsync.agent.version import Version
 from trainsync.agent.watching import ServerWatch
 from trainsync.engines.servers.base import ServerDriver
@@ -31,20 +32,19 @@ from trainsync.weights.staging.area import StagingArea
 from trainsync.weights.staging.index import StagedReference
 
 _LOG = logging.getLogger(__name__)
-_CYCLE_SECONDS: Final = 0.5
 _MOST_DROPS: Final = 1
 # The first that fits.
-_OUTCOMES: Final[tuple[tuple[type[BaseException], Outcome], ...]] = (
-    (ServerPausedError, Outcome.PAUSED),
-    (UpdateRefusedError, Outcome.REFUSED),
-    (WeightsReplacedError, Outcome.GONE),
-    (WeightsUnavailableError, Outcome.UNAVAILABLE),
-    (DigestMismatchError, Outcome.DAMAGED),
-    (InconsistentUploadError, Outcome.DAMAGED),
-    (SharedMemoryError, Outcome.NO_MEMORY),
-    (NoProofError, Outcome.NO_PROOF),
-    (RefutedError, Outcome.REFUTED),
-    (UnprovenError, Outcome.UNPROVEN),
+_OUTCOMES: Final[tuple[tuple[type[BaseException], UpdateOutcome], ...]] = (
+    (ServerPausedError, UpdateOutcome.PAUSED),
+    (UpdateRefusedError, UpdateOutcome.REFUSED),
+    (WeightsReplacedError, UpdateOutcome.GONE),
+    (WeightsUnavailableError, UpdateOutcome.UNAVAILABLE),
+    (DigestMismatchError, UpdateOutcome.DAMAGED),
+    (InconsistentUploadError, UpdateOutcome.DAMAGED),
+    (SharedMemoryError, UpdateOutcome.NO_MEMORY),
+    (NoProofError, UpdateOutcome.NO_PROOF),
+    (RefutedError, UpdateOutcome.REFUTED),
+    (UnprovenError, UpdateOutcome.UNPROVEN),
 )
 
 
@@ -53,7 +53,7 @@ class _SupersededError(Exception):
 
 
 @dataclass(frozen=True)
-class _Staged:
+class _PendingUpdate:
     """A version in shared memory; ``proof`` None: it was saved without."""
 
     tag: str
@@ -69,6 +69,7 @@ class Follower:
         driver: its deadline is that of an update.
         timeout: seconds for a fetch.
         dtype: that floating-point tensors are staged in; None: their own.
+        cycle: seconds between two decisions while nothing changes.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Follower:
         *,
         timeout: float,
         dtype: torch.dtype | None = None,
+        cycle: float = DEFAULT_TIMES.cycle,
     ) -> None:
         self._board = board
         self._watch = watch
@@ -93,8 +95,9 @@ class Follower:
         self._stop = stop
         self._timeout = timeout
         self._dtype = dtype
+        self._cycle_seconds = cycle
         self._admission = Admission(board, watch, driver, metrics)
-        self._staged: _Staged | None = None
+        self._staged: _PendingUpdate | None = None
         self._drops = 0
 
     def run(self) -> None:
@@ -106,7 +109,7 @@ class Follower:
             elif (version := state.doubtful(now)) is not None:
                 self._prove(version)
             else:
-                self._board.wait(_CYCLE_SECONDS)
+                self._board.wait(self._cycle_seconds)
 
     def _bring(self, version: Version) -> None:
         started = time.monotonic()
@@ -119,7 +122,7 @@ class Follower:
             self._drops += 1
             self._board.change(lambda state: state.dropped())
             if not self._stop.is_set():
-                self._metrics.ended(Outcome.SUPERSEDED)
+                self._metrics.ended(UpdateOutcome.SUPERSEDED)
                 _LOG.info("version %s is dropped for a newer one", version.tag)
         except Exception as error:  # noqa: BLE001 - no error ends the agent
             self._failed(version, error)
@@ -130,12 +133,12 @@ class Follower:
     def _prove(self, version: Version) -> None:
         """Prove what the server has, without a load: such as one that an agent before updated."""
         try:
-            self._board.change(lambda state: state.entered(Phase.PROVING))
+            self._board.change(lambda state: state.entered(AgentPhase.PROVING))
             self._admission.judge(version, self._source.proof(version, self._timeout))
         except Exception as error:  # noqa: BLE001 - no error ends the agent
             self._failed(version, error)
 
-    def _stage(self, version: Version) -> _Staged:
+    def _stage(self, version: Version) -> _PendingUpdate:
         """The version in shared memory.
 
         Raises:
@@ -144,17 +147,17 @@ class Follower:
         if self._staged is not None and self._staged.tag == version.tag:
             return self._staged  # such as for a server that was restarted
         self._staged = None
-        self._board.change(lambda state: state.entered(Phase.FETCHING))
+        self._board.change(lambda state: state.entered(AgentPhase.FETCHING))
         failpoint("agent.fetching")
         fetched = self._source.fetch(version, self._timeout)
         failpoint("agent.fetched")
         self._check_newest(version)
-        self._board.change(lambda state: state.entered(Phase.STAGING))
+        self._board.change(lambda state: state.entered(AgentPhase.STAGING))
         tensors = _in_dtype(fetched.tensors, self._dtype)
         reference = self._area.stage(version.step, tensors)
         self._metrics.staged(sum(tensor.nbytes for tensor in tensors.values()))
         failpoint("agent.staged")
-        self._staged = _Staged(version.tag, reference, fetched.proof)
+        self._staged = _PendingUpdate(version.tag, reference, fetched.proof)
         self._check_newest(version)
         return self._staged
 
@@ -172,9 +175,9 @@ class Follower:
         if self._drops < _MOST_DROPS or not newest.is_trained_with(version):
             raise _SupersededError
 
-    def _update(self, version: Version, staged: _Staged) -> bool:
+    def _update(self, version: Version, staged: _PendingUpdate) -> bool:
         """Whether the server was updated; False: that is not to be done any more."""
-        self._board.change(lambda state: state.entered(Phase.UPDATING))
+        self._board.change(lambda state: state.entered(AgentPhase.UPDATING))
         with self._watch.updating():
             state = self._board.state
             if state.server is None or not state.lacks(version):
@@ -190,16 +193,16 @@ class Follower:
         return True
 
     def _failed(self, version: Version, error: Exception) -> None:
-        outcome = next((o for kind, o in _OUTCOMES if isinstance(error, kind)), Outcome.ERROR)
+        outcome = next((o for kind, o in _OUTCOMES if isinstance(error, kind)), UpdateOutcome.ERROR)
         self._metrics.ended(outcome)
         why = str(error) or type(error).__name__
         now = time.monotonic()
         _, after = self._board.change(lambda state: state.failed(version, outcome, why, now))
         assert after.failure is not None
-        if outcome is not Outcome.PAUSED or after.failure.count > 1:
+        if outcome is not UpdateOutcome.PAUSED or after.failure.count > 1:
             self._staged = None  # the copy may be what is wrong
         wait = after.failure.retry_at - now
-        details = error if outcome is Outcome.ERROR else None
+        details = error if outcome is UpdateOutcome.ERROR else None
         _LOG.error(
             "version %s is not served (%s), and tried again in %.0f s: %s",
             version.tag,

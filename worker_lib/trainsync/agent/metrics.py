@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from trainsync.agent import metrics_catalogue as declared
 from trainsync.agent.admission.judgement import Judgement, Verdict
-from trainsync.agent.state import Limits, Outcome, State
+from trainsync.agent.state import AgentState, ReadinessLimits, UpdateOutcome
 from trainsync.api.metrics import Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -26,8 +26,8 @@ class AgentMetrics:
 
     def __init__(
         self,
-        state: Callable[[], State],
-        limits: Limits,
+        state: Callable[[], AgentState],
+        limits: ReadinessLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = CollectorRegistry()
@@ -39,12 +39,12 @@ class AgentMetrics:
         self._proof_seconds = _histogram(declared.PROOF_SECONDS, self._registry)
         for verdict in Verdict:
             self._proofs.labels(verdict.value)
-        for outcome in Outcome:  # so that a rate is 0, not absent, before the first
+        for outcome in UpdateOutcome:  # so that a rate is 0, not absent, before the first
             self._outcomes.labels(outcome.value)
         self._gauges = _Gauges(state, limits, clock)
         self._registry.register(self._gauges)
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: UpdateOutcome) -> None:
         """A version that was begun ended so."""
         self._outcomes.labels(outcome.value).inc()
 
@@ -54,7 +54,7 @@ class AgentMetrics:
 
     def updated(self, seconds: float) -> None:
         """The server serves a version."""
-        self.ended(Outcome.UPDATED)
+        self.ended(UpdateOutcome.UPDATED)
         self._update_seconds.observe(seconds)
         self._gauges.updated_at = time.time()
 
@@ -76,7 +76,7 @@ class AgentMetrics:
 
 class _Gauges(Collector):
     def __init__(
-        self, state: Callable[[], State], limits: Limits, clock: Callable[[], float]
+        self, state: Callable[[], AgentState], limits: ReadinessLimits, clock: Callable[[], float]
     ) -> None:
         self._state = state
         self._limits = limits

@@ -3,7 +3,7 @@
 from typing import Final
 
 from trainsync.agent.admission.judgement import Verdict
-from trainsync.agent.state import Outcome
+from trainsync.agent.state import UpdateOutcome
 from trainsync.api.metrics import Label, Metric, counter, gauge, histogram
 
 _FETCH_BUCKETS: Final = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -26,7 +26,7 @@ LAST_UPDATE: Final = gauge(
 UPDATES: Final = counter(
     "trainsync_agent_updates_total",
     "Versions that were begun, by how that ended.",
-    Label("outcome", ", ".join(Outcome), len(Outcome)),
+    Label("outcome", ", ".join(UpdateOutcome), len(UpdateOutcome)),
 )
 UPDATE_SECONDS: Final = histogram(
     "trainsync_agent_update_seconds",

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 from trainsync.storage import locks
 from trainsync.storage.errors import LockTimeoutError
 
-_WAIT_SECONDS: Final = 2.0  # an agent that ends lets go within it
 _TRIES: Final = 100
 _LOCAL: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})  # noqa: S104 - of a URL
 
@@ -21,11 +20,12 @@ class AnotherAgentError(Exception):
 
 
 @contextmanager
-def only_agent(memory: Path, url: str) -> Iterator[None]:
+def only_agent(memory: Path, url: str, wait: float = 2.0) -> Iterator[None]:
     """Be the one agent of the server in the block; the lock goes with the process.
 
     Args:
         memory: the memory file system in which versions are staged.
+        wait: seconds for an agent that ends to release the server.
 
     Raises:
         AnotherAgentError: another one is.
@@ -33,7 +33,7 @@ def only_agent(memory: Path, url: str) -> Iterator[None]:
     """
     path = memory / f"trainsync-agent-{_key(url)}.lock"
     with ExitStack() as stack:
-        fd = _acquire(stack, path, url)
+        fd = _acquire(stack, path, url, wait)
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"process {os.getpid()}".encode(), 0)
         try:
@@ -42,11 +42,11 @@ def only_agent(memory: Path, url: str) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def _acquire(stack: ExitStack, path: Path, url: str) -> int:
+def _acquire(stack: ExitStack, path: Path, url: str, wait: float) -> int:
     for _ in range(_TRIES):
         with ExitStack() as attempt:
             try:
-                fd, _held = attempt.enter_context(locks.opened(path, _WAIT_SECONDS))
+                fd, _held = attempt.enter_context(locks.opened(path, wait))
             except LockTimeoutError as error:
                 raise AnotherAgentError(f"another agent drives {url}: {error}") from error
             if _is_there(path, fd):  # else the one before removed it as it ended

@@ -31,7 +31,7 @@ ProofPolicy = Literal["if-present", "required"]
 ChoiceT = TypeVar("ChoiceT", bound=str)
 
 
-class SettingsError(Exception):
+class AgentSettingsError(Exception):
     """An option or variable is not what it must be; the message names it."""
 
 
@@ -52,7 +52,7 @@ class Rendezvous:
 
 
 @dataclass(frozen=True)
-class Settings:
+class AgentSettings:
     """See the options of `parser`; times in seconds, staleness in steps.
 
     Attributes:
@@ -81,7 +81,7 @@ class Settings:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise SettingsError(message)
+        raise AgentSettingsError(message)
 
 
 def parser(
@@ -163,7 +163,9 @@ def parser(
     return made
 
 
-def read_settings(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Settings:
+def read_settings(
+    arguments: Sequence[str], environ: Mapping[str, str] = os.environ
+) -> AgentSettings:
     """Read the settings from the command line and the environment.
 
     Raises:
@@ -171,19 +173,19 @@ def read_settings(arguments: Sequence[str], environ: Mapping[str, str] = os.envi
     """
     wrong = list(misspelt(environ))
     if wrong and env.MONITOR_URL not in environ:  # a newer operator may set more than is known here
-        raise SettingsError("; ".join(wrong))
+        raise AgentSettingsError("; ".join(wrong))
     given = parser(environ, _Parser).parse_args(arguments)
     if not given.server:
-        raise SettingsError(f"--server (or {env.AGENT_SERVER}) is not given")
+        raise AgentSettingsError(f"--server (or {env.AGENT_SERVER}) is not given")
     if not given.directory:
-        raise SettingsError(f"--directory (or {env.CHECKPOINT_DIR}) is not given")
+        raise AgentSettingsError(f"--directory (or {env.CHECKPOINT_DIR}) is not given")
     directory, memory = Path(given.directory).absolute(), Path(given.memory).absolute()
     if directory.exists() and not directory.is_dir():
-        raise SettingsError(f"--directory is {directory}, which is no directory")
+        raise AgentSettingsError(f"--directory is {directory}, which is no directory")
     if not memory.is_dir():
-        raise SettingsError(f"--memory is {memory}, which is no directory")
+        raise AgentSettingsError(f"--memory is {memory}, which is no directory")
     engine: EngineKind = _choice("--engine", given.engine, get_args(EngineKind))
-    return Settings(
+    return AgentSettings(
         server=_url("--server", given.server),
         engine=engine,
         directory=directory,
@@ -218,11 +220,13 @@ def _rendezvous(given: argparse.Namespace) -> Rendezvous | None:
     if len(missing) == len(options) and not given.endpoint:
         return None
     if missing:
-        raise SettingsError(
+        raise AgentSettingsError(
             f"{' and '.join(missing)} not given: a monitor needs {', '.join(options)} together"
         )
     if not _SERVERS.fullmatch(given.servers):
-        raise SettingsError(f"--servers is {given.servers!r}, expected a name such as rollouts")
+        raise AgentSettingsError(
+            f"--servers is {given.servers!r}, expected a name such as rollouts"
+        )
     return Rendezvous(
         monitor=_url("--monitor", given.monitor),
         token_file=Path(given.token_file),
@@ -249,7 +253,7 @@ def _url(option: str, text: str) -> str:
     except ValueError:  # of a port that is no number
         wrong = True
     if wrong:
-        raise SettingsError(f"{option} is {text!r}, expected such as http://127.0.0.1:8000")
+        raise AgentSettingsError(f"{option} is {text!r}, expected such as http://127.0.0.1:8000")
     return text.rstrip("/")
 
 
@@ -257,14 +261,14 @@ def _address(text: str) -> str:
     try:
         return str(ip_address(text))
     except ValueError:
-        raise SettingsError(f"--host is {text!r}, expected an IP address") from None
+        raise AgentSettingsError(f"--host is {text!r}, expected an IP address") from None
 
 
 def _number(option: str, given: object, least: int, most: int | None = None) -> int:
     text = str(given)
     if not (text.isascii() and text.isdecimal()) or not least <= int(text) <= (most or int(text)):
         upper = "" if most is None else f" and at most {most}"
-        raise SettingsError(
+        raise AgentSettingsError(
             f"{option} is {text!r}, expected a whole number of at least {least}{upper}"
         )
     return int(text)
@@ -274,4 +278,4 @@ def _choice(option: str, given: str, known: Sequence[ChoiceT]) -> ChoiceT:
     for value in known:
         if value == given:
             return value
-    raise SettingsError(f"{option} is {given!r}, expected one of {', '.join(map(str, known))}")
+    raise AgentSettingsError(f"{option} is {given!r}, expected one of {', '.join(map(str, known))}")

@@ -17,7 +17,7 @@ _MOST_REFUTED: Final = 2
 _MOST_UNPROVEN: Final = 5
 
 
-class Phase(StrEnum):
+class AgentPhase(StrEnum):
     """The agent's present activity."""
 
     WAITING = "waiting"
@@ -27,7 +27,7 @@ class Phase(StrEnum):
     PROVING = "proving"
 
 
-class Outcome(StrEnum):
+class UpdateOutcome(StrEnum):
     """How an attempt to bring a version ended."""
 
     UPDATED = "updated"
@@ -51,7 +51,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True)
-class Limits:
+class ReadinessLimits:
     """When a server is ready.
 
     Attributes:
@@ -66,7 +66,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Served:
+class ReportedWeights:
     """The server's last answer about its weights."""
 
     tag: str
@@ -74,7 +74,7 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Failure:
+class UpdateFailure:
     """The last attempts to bring versions failed.
 
     Attributes:
@@ -84,7 +84,7 @@ class Failure:
         retry_at: when the version is tried again.
     """
 
-    outcome: Outcome
+    outcome: UpdateOutcome
     message: str
     tag: str
     count: int
@@ -93,7 +93,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class State:
+class AgentState:
     """Everything that decides; each method gives the state after something happened.
 
     Attributes:
@@ -117,10 +117,10 @@ class State:
     looked_at: float | None = None
     feed_error: str | None = None
     missing: bool = False
-    server: Served | None = None
+    server: ReportedWeights | None = None
     server_error: str | None = "it was not asked yet"
-    phase: Phase = Phase.WAITING
-    failure: Failure | None = None
+    phase: AgentPhase = AgentPhase.WAITING
+    failure: UpdateFailure | None = None
     judgement: Judgement | None = None
     last_judgement: Judgement | None = None
     refutations: int = 0
@@ -139,7 +139,7 @@ class State:
             return None
         return self.newest.step - self.known[self.server.tag]
 
-    def found(self, version: Version, now: float) -> "State":
+    def found(self, version: Version, now: float) -> "AgentState":
         """The feed tells of the newest version."""
         known = {}
         if self.newest is not None and version.is_trained_with(self.newest):
@@ -148,19 +148,21 @@ class State:
         known = dict([*known.items(), (version.tag, version.step)][-_MOST_KNOWN:])
         return replace(self.looked(now), newest=version, known=known, missing=False)
 
-    def looked(self, now: float) -> "State":
+    def looked(self, now: float) -> "AgentState":
         """The feed has nothing new."""
         return replace(self, looked_at=now, feed_error=None)
 
-    def feed_failed(self, why: str) -> "State":
+    def feed_failed(self, why: str) -> "AgentState":
         """The feed cannot tell."""
         return replace(self, feed_error=why)
 
-    def saw(self, server: Served) -> "State":
+    def saw(self, server: ReportedWeights) -> "AgentState":
         """The server answered."""
-        current = self.newest is not None and server == Served(self.newest.tag, paused=False)
+        current = self.newest is not None and server == ReportedWeights(
+            self.newest.tag, paused=False
+        )
         failure, judgement = self.failure, self.judgement
-        if current and failure is not None and failure.outcome is Outcome.PAUSED:
+        if current and failure is not None and failure.outcome is UpdateOutcome.PAUSED:
             failure = None  # only the last answer of the update was lost
         if judgement is not None and (server.paused or server.tag != judgement.tag):
             judgement = None  # another process may have changed its weights
@@ -169,25 +171,25 @@ class State:
         )
         return state if version_in(server.tag) is not None else state._began()
 
-    def _began(self) -> "State":
+    def _began(self) -> "AgentState":
         """The server has no weights of a trainer: it was started, perhaps in place of another."""
         again = self.started_anew or self.hopeless is not None
         return replace(self, not_admitted=0, started_anew=again)
 
-    def server_failed(self, why: str) -> "State":
+    def server_failed(self, why: str) -> "AgentState":
         """The server did not answer as it should."""
         return replace(self, server=None, server_error=why)
 
-    def entered(self, phase: Phase) -> "State":
+    def entered(self, phase: AgentPhase) -> "AgentState":
         """The agent does something else."""
         return replace(self, phase=phase)
 
-    def updated(self, version: Version) -> "State":
+    def updated(self, version: Version) -> "AgentState":
         """The server has a version, which is to be proven."""
-        served = Served(version.tag, paused=False)
-        return replace(self.saw(served), phase=Phase.PROVING, judgement=None)
+        served = ReportedWeights(version.tag, paused=False)
+        return replace(self.saw(served), phase=AgentPhase.PROVING, judgement=None)
 
-    def judged(self, judgement: Judgement) -> "State":
+    def judged(self, judgement: Judgement) -> "AgentState":
         """The server's weights were compared with a proof, or are known to have none."""
         refuted = judgement.verdict is Verdict.REFUTED
         last = self.last_judgement
@@ -200,30 +202,32 @@ class State:
             not_admitted=0 if judgement.admits else before + 1,
             started_anew=self.started_anew and not judgement.admits,
         )
-        return replace(state, phase=Phase.WAITING, failure=None) if judgement.admits else state
+        return replace(state, phase=AgentPhase.WAITING, failure=None) if judgement.admits else state
 
-    def dropped(self) -> "State":
+    def dropped(self) -> "AgentState":
         """A version was superseded before the server had it."""
-        return replace(self, phase=Phase.WAITING)
+        return replace(self, phase=AgentPhase.WAITING)
 
-    def failed(self, version: Version, outcome: Outcome, why: str, now: float) -> "State":
+    def failed(
+        self, version: Version, outcome: UpdateOutcome, why: str, now: float
+    ) -> "AgentState":
         """A version could not be brought."""
         before = self.failure
         count = before.count + 1 if before is not None and before.tag == version.tag else 1
         wait = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** min(count - 1, 10))
-        if outcome in (Outcome.PAUSED, Outcome.REFUTED) and count == 1:
+        if outcome in (UpdateOutcome.PAUSED, UpdateOutcome.REFUTED) and count == 1:
             wait = 0.0  # the server serves nothing meanwhile
         server, judgement = self.server, self.judgement
-        loading = self.phase is Phase.UPDATING and outcome is not Outcome.REFUSED
-        if loading or outcome is Outcome.PAUSED:
+        loading = self.phase is AgentPhase.UPDATING and outcome is not UpdateOutcome.REFUSED
+        if loading or outcome is UpdateOutcome.PAUSED:
             judgement = None
-        if outcome is Outcome.PAUSED and server is not None:
+        if outcome is UpdateOutcome.PAUSED and server is not None:
             server = replace(server, paused=True)
-        failure = Failure(outcome, why, version.tag, count, now, now + wait)
-        missing = outcome is Outcome.GONE and self.newest == version
+        failure = UpdateFailure(outcome, why, version.tag, count, now, now + wait)
+        missing = outcome is UpdateOutcome.GONE and self.newest == version
         return replace(
             self,
-            phase=Phase.WAITING,
+            phase=AgentPhase.WAITING,
             failure=failure,
             server=server,
             missing=missing,
@@ -290,7 +294,7 @@ class State:
     def _due(self, now: float) -> Version | None:
         """The newest version, if something may be done for it now."""
         newest, failure = self.newest, self.failure
-        if newest is None or self.phase is not Phase.WAITING or self.missing:
+        if newest is None or self.phase is not AgentPhase.WAITING or self.missing:
             return None
         if failure is not None:
             # Another version may succeed, but not many of them in a second.
@@ -300,11 +304,11 @@ class State:
                 return None
         return newest
 
-    def unready(self, limits: Limits, now: float) -> str | None:
+    def unready(self, limits: ReadinessLimits, now: float) -> str | None:
         """Why no request may be sent to the server; None: it is ready."""
-        if self.phase is Phase.UPDATING:
+        if self.phase is AgentPhase.UPDATING:
             return "the server takes a version"
-        if self.phase is Phase.PROVING:
+        if self.phase is AgentPhase.PROVING:
             return "the server's weights are being proven"
         if self.server is None:
             return f"the server does not answer: {self.server_error}"

@@ -10,14 +10,12 @@ from typing import Final
 from trainsync.agent.board import Board
 from trainsync.agent.feed import FeedError, VersionFeed
 from trainsync.agent.rendezvous.hints import Hints
-from trainsync.agent.state import LONGEST_WAIT_SECONDS, Phase, Served, State
+from trainsync.agent.state import LONGEST_WAIT_SECONDS, AgentPhase, AgentState, ReportedWeights
+from trainsync.agent.times import DEFAULT_TIMES, AgentTimes
 from trainsync.engines.servers.base import ServerDriver
 from trainsync.engines.servers.errors import ServerError
 
 _LOG = logging.getLogger(__name__)
-_FEED_SECONDS: Final = 1.0
-_FIRST_WAIT: Final = 1.0
-_LOOK_EVERY: Final = 1.0
 _WAIT_SECONDS: Final = 30.0
 
 
@@ -29,9 +27,15 @@ class FeedWatch:
     """
 
     def __init__(
-        self, feed: VersionFeed, board: Board, stop: threading.Event, hints: Hints | None = None
+        self,
+        feed: VersionFeed,
+        board: Board,
+        stop: threading.Event,
+        hints: Hints | None = None,
+        times: AgentTimes = DEFAULT_TIMES,
     ) -> None:
         self._feed = feed
+        self._times = times
         self._board = board
         self._stop = stop
         self._hints = hints
@@ -56,24 +60,24 @@ class FeedWatch:
             self._hints.pause(state.newest)
             seldom = self._hints.agree(state.newest)
         after = None if state.missing else state.newest
-        found = self._feed.next(after, 0.0 if seldom else _FEED_SECONDS)
+        found = self._feed.next(after, 0.0 if seldom else self._times.feed)
         now = time.monotonic()
         if found is None:
             self._changed(lambda state: state.looked(now))
             return
         self._changed(lambda state: state.found(found, now))
         if state.missing:
-            self._stop.wait(_FIRST_WAIT)  # it may be the same one again
+            self._stop.wait(self._times.retry)  # it may be the same one again
         if state.newest != found:
             _LOG.info("version %s of attempt %d is the newest", found.tag, found.attempt)
 
     def _failed(self, why: str) -> None:
         self._changed(lambda state: state.feed_failed(why))
-        wait = min(LONGEST_WAIT_SECONDS / 2, _FIRST_WAIT * 2 ** min(self._failures, 10))
+        wait = min(LONGEST_WAIT_SECONDS / 2, self._times.retry * 2 ** min(self._failures, 10))
         self._failures += 1
         self._stop.wait(wait)
 
-    def _changed(self, step: Callable[[State], State]) -> None:
+    def _changed(self, step: Callable[[AgentState], AgentState]) -> None:
         before, after = self._board.change(step)
         if after.feed_error is not None and after.feed_error != before.feed_error:
             _LOG.warning("the newest version is not known for now: %s", after.feed_error)
@@ -88,8 +92,15 @@ class ServerWatch:
         driver: with a short deadline for each call.
     """
 
-    def __init__(self, driver: ServerDriver, board: Board, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        driver: ServerDriver,
+        board: Board,
+        stop: threading.Event,
+        times: AgentTimes = DEFAULT_TIMES,
+    ) -> None:
         self._driver = driver
+        self._times = times
         self._board = board
         self._stop = stop
         self._using = threading.Lock()
@@ -98,11 +109,11 @@ class ServerWatch:
         """Until ``stop`` is set."""
         while not self._stop.is_set():
             self.look()
-            self._stop.wait(_LOOK_EVERY)
+            self._stop.wait(self._times.look)
 
     def look(self) -> bool:
         """Ask the server, unless it is being updated; whether it was asked."""
-        if self._board.state.phase is Phase.UPDATING:
+        if self._board.state.phase is AgentPhase.UPDATING:
             return False
         if not self._using.acquire(timeout=_WAIT_SECONDS):
             return False
@@ -121,7 +132,7 @@ class ServerWatch:
 
     def _ask(self) -> None:
         try:
-            served = Served(self._driver.tag(), self._driver.is_paused())
+            served = ReportedWeights(self._driver.tag(), self._driver.is_paused())
         except Exception as error:  # noqa: BLE001 - no error ends the agent
             if not isinstance(error, ServerError):
                 _LOG.exception("the server could not be asked")

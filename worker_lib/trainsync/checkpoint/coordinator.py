@@ -35,7 +35,7 @@ from trainsync.checkpoint.save.pipeline import SavePipeline
 from trainsync.checkpoint.save.registration import Participants, all_ranks
 from trainsync.checkpoint.save.stats import CheckpointStats
 from trainsync.checkpoint.save.threads import in_thread
-from trainsync.checkpoint.save.watch import LATER_SECONDS, SaveWatch
+from trainsync.checkpoint.save.watch import LATER_SECONDS, TIMES, SaveWatch, WatchTimes
 from trainsync.checkpoint.training_state import MODEL, Stateful, Training
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.storage.layout import RunDirectory
@@ -97,6 +97,7 @@ class CheckpointCoordinator:
         save_timeout: seconds after which the monitor aborts a save that is not complete.
         sync_method: how explorers of the run get weights, for those that save for them; None: by
             what the saver does besides.
+        times: between the requests that ask how saves ended.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class CheckpointCoordinator:
         permits: WritePermits | None = None,
         save_timeout: float = SAVE_DEADLINE_SECONDS,
         sync_method: SyncMethod | None = None,
+        times: WatchTimes = TIMES,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be in [0, {world_size}), got {rank}")
@@ -135,7 +137,7 @@ class CheckpointCoordinator:
         self._run = RunDirectory(Path(directory))
         self._overlapped = overlapped
         self._lost_after = save_timeout + LATER_SECONDS
-        self.commits: Final = SaveWatch(monitor, timeout=self._lost_after)
+        self.commits: Final = SaveWatch(monitor, timeout=self._lost_after, times=times)
         """The saves that this process registered, and aborts of those that it took part in."""
         self.watches: weakref.WeakSet[SaveWatch] = weakref.WeakSet({self.commits})
         options = SavingOptions(
@@ -537,7 +539,8 @@ class CheckpointCoordinator:
     ) -> SaveStatus:
         if participants is not None:
             self.commits.register_now(participants, deadline, stop)
-        missing = MissingReport(self._run, self._monitor, kind, step)
+        after = self.commits.times.unregistered
+        missing = MissingReport(self._run, self._monitor, kind, step, after)
         return self.commits.commit(kind, step, deadline, stop, missing)
 
     def watch(self) -> SaveWatch:
@@ -546,7 +549,7 @@ class CheckpointCoordinator:
         This coordinator raises no aborts any more but those of saves that it registers.
         """
         self.commits.ignore_written()
-        watch = SaveWatch(self._monitor, self.commits.known, self._lost_after)
+        watch = SaveWatch(self._monitor, self.commits.known, self._lost_after, self.commits.times)
         self.watches.add(watch)
         return watch
 

@@ -41,7 +41,7 @@ class Stateful(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Live:
+class LiveState:
     """The objects of this rank whose state is saved, or restored.
 
     Raises:
@@ -99,7 +99,7 @@ def training_state(
     Raises:
         UnsupportedStateError: scheduler or dataloader cannot be saved.
     """
-    live = Live(scheduler=scheduler, dataloader=dataloader, generators=generators or {})
+    live = LiveState(scheduler=scheduler, dataloader=dataloader, generators=generators or {})
     # verl reads lr_scheduler without asking whether it is there.
     state: dict[str, Any] = {
         SCHEDULER: None if live.scheduler is None else live.scheduler.state_dict(),

@@ -8,16 +8,13 @@ of ranks whose heartbeat has stopped (`trainsync.dist.heartbeat`).
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
-import torch.distributed as dist
-
-from trainsync.dist import heartbeat
 from trainsync.dist.errors import PeerError, PeerLostError
-from trainsync.dist.store import Store
-from trainsync.dist.word import Word
+from trainsync.dist.store import GroupStore
+from trainsync.dist.rank_zero_number import RankZeroNumber
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +31,7 @@ LINGER_SECONDS: Final = 5.0
 _Answer = dict[str, Any]
 
 
-class Lost(Protocol):
+class LostRanks(Protocol):
     """Says which ranks are gone: a `Heartbeat`."""
 
     def lost(self) -> dict[int, str]: ...
@@ -51,17 +48,18 @@ class Agreement:
 
     Args:
         store: the ranks' own; None for a single rank.
-        timeout: seconds for which rank 0 waits for the others in `do`.
+        timeout: seconds for which rank 0 waits for the others in `do`; no deadline is longer.
         purpose: agreements of different purposes are apart from one another.
         grace: the deadline of the other ranks, as a multiple of that of rank 0.
         failed, gone: what is raised when another rank failed, or is gone.
         lost: None: a rank that is gone is noticed only when the time is over.
+        root: the default process group's number of rank 0.
         clock, sleep: of monotonic seconds.
     """
 
     def __init__(
         self,
-        store: Store | None,
+        store: GroupStore | None,
         rank: int,
         world_size: int,
         timeout: float,
@@ -70,12 +68,14 @@ class Agreement:
         grace: float = 2.0,
         failed: type[PeerError] = PeerError,
         gone: type[PeerLostError] = PeerLostError,
-        lost: Lost | None = None,
+        lost: LostRanks | None = None,
+        root: int = 0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
+        self.root = root
         self._store = store
         self._timeout = timeout
         self._grace = grace
@@ -134,6 +134,7 @@ class Agreement:
             if problem is not None:
                 raise problem
             return [value]
+        seconds = min(seconds, self._timeout)
         self._round += 1
         mine = {"value": value} if problem is None else {"error": describe(problem)}
         try:
@@ -147,15 +148,15 @@ class Agreement:
             raise problem
         return [answer["value"] for answer in answers]
 
-    def say(self, word: int) -> Word:
+    def say(self, word: int) -> RankZeroNumber:
         """Rank 0 tells the others ``word``, without waiting; `agree` comes before the next word."""
         self._words += 1
         if self._store is None:
-            return Word(lambda wait: word)
+            return RankZeroNumber(lambda wait: word)
         self._write(self._store, "word", {"round": self._words, "word": word}, "telling the ranks")
-        return Word(lambda wait: word)
+        return RankZeroNumber(lambda wait: word)
 
-    def listen(self) -> Word:
+    def listen(self) -> RankZeroNumber:
         """On the other ranks: what rank 0 says next; does not wait."""
         self._words += 1
         number, store = self._words, self._store
@@ -172,7 +173,29 @@ class Agreement:
                 raise self._failed(f"{doing} failed on rank 0: it said nothing in {seconds:.3g} s")
             return None if answer is None else int(answer["word"])
 
-        return Word(ask)
+        return RankZeroNumber(ask)
+
+    def decide(self, choose: Callable[[], int], doing: str, seconds: float) -> int:
+        """Return rank 0's ``choose()`` on every rank.
+
+        Args:
+            choose: called on rank 0 alone; its time counts against the other ranks' ``seconds``.
+
+        Raises:
+            PeerError: ``choose`` raised on rank 0, or a rank missed the deadline.
+            Exception: on rank 0, the error of ``choose``.
+        """
+        word, problem = 0, None
+        if self.rank == 0:
+            try:
+                word = choose()
+            except Exception as error:  # noqa: BLE001 - raised by `agree`, on every rank
+                problem = error
+            self.say(word)
+        else:
+            word = self.listen().get(min(seconds, self._timeout), doing)
+        self.agree("", problem, doing, seconds)
+        return word
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -191,7 +214,7 @@ class Agreement:
         raise (self._gone if is_gone else self._failed)(f"{doing} failed on {shown}{more}")
 
     def _exchange(
-        self, store: Store, mine: _Answer, doing: str, seconds: float, hears_others: bool
+        self, store: GroupStore, mine: _Answer, doing: str, seconds: float, hears_others: bool
     ) -> list[_Answer]:
         self._write(store, str(self.rank), mine | {"round": self._round}, doing)
         alone = "error" in mine and not hears_others
@@ -215,7 +238,7 @@ class Agreement:
         answers = conclusion["answers"]
         return list(answers)
 
-    def _collect(self, store: Store, mine: _Answer, doing: str, seconds: float) -> list[_Answer]:
+    def _collect(self, store: GroupStore, mine: _Answer, doing: str, seconds: float) -> list[_Answer]:
         """Rank 0: what the others say. A rank that is gone ends it at once."""
         end = self._clock() + seconds
         answers = [mine]
@@ -234,7 +257,7 @@ class Agreement:
                 said.update(error=f"said nothing within {seconds:g} s")
         return answers
 
-    def _publish(self, store: Store, answers: list[_Answer], doing: str, seconds: float) -> None:
+    def _publish(self, store: GroupStore, answers: list[_Answer], doing: str, seconds: float) -> None:
         self._write(store, "all", {"round": self._round, "answers": answers}, doing)
         silent = sum("silent" in answer for answer in answers)
         readers = self.world_size - 1 - silent
@@ -250,13 +273,13 @@ class Agreement:
     def _read_key(self) -> str:
         return f"{self._prefix}/read/{self._round}"
 
-    def _note_read(self, store: Store) -> None:
+    def _note_read(self, store: GroupStore) -> None:
         """Rank 0 may go on, and end."""
         with suppress(RuntimeError):  # it has ended
             store.add(self._read_key, 1)
 
     def _await(
-        self, store: Store, key: str, number: int, doing: str, end: float, *, needs: int
+        self, store: GroupStore, key: str, number: int, doing: str, end: float, *, needs: int
     ) -> _Answer | None:
         """The word under ``key`` in round ``number``; None when it is not there at ``end``.
 
@@ -286,7 +309,7 @@ class Agreement:
             self._sleep(min(pause, end - now))
             pause = min(2 * pause, self._longest)
 
-    def _awaited_and_lost(self, store: Store, doing: str, needs: int) -> dict[int, str]:
+    def _awaited_and_lost(self, store: GroupStore, doing: str, needs: int) -> dict[int, str]:
         try:
             lost = {} if self._lost is None else self._lost.lost()
         except RuntimeError as error:
@@ -297,11 +320,11 @@ class Agreement:
             if rank == needs or not self._has(store, str(rank), self._round)
         }
 
-    def _has(self, store: Store, key: str, number: int) -> bool:
+    def _has(self, store: GroupStore, key: str, number: int) -> bool:
         answer = self._read(store, key, "")
         return answer is not None and answer["round"] >= number
 
-    def _read(self, store: Store, key: str, doing: str) -> _Answer | None:
+    def _read(self, store: GroupStore, key: str, doing: str) -> _Answer | None:
         key = f"{self._prefix}/{key}"
         try:
             if not store.check([key]):
@@ -311,7 +334,7 @@ class Agreement:
             raise store_gone(doing, error, self._gone) from error
         return answer
 
-    def _write(self, store: Store, key: str, answer: _Answer, doing: str) -> None:
+    def _write(self, store: GroupStore, key: str, answer: _Answer, doing: str) -> None:
         try:
             store.set(f"{self._prefix}/{key}", json.dumps(answer))
         except RuntimeError as error:
@@ -332,48 +355,3 @@ def store_gone(
         f"{doing}: the store of the process group is gone (its host, mostly rank 0, ended?): "
         f"{error}"
     )
-
-
-def open_agreement(
-    purpose: str,
-    timeout: float,
-    failed: type[PeerError] = PeerError,
-    gone: type[PeerLostError] = PeerLostError,
-    grace: float = 2.0,
-    ranks: Sequence[int] | None = None,
-) -> Agreement:
-    """An agreement of the default process group's ranks; of this process where there is none.
-
-    Args:
-        ranks: the ranks of the default group that agree; None: all. Errors number them from 0.
-    """
-    single = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
-    if single or (ranks is not None and len(ranks) == 1):
-        return Agreement(None, 0, 1, timeout, failed=failed, gone=gone)
-    members = range(dist.get_world_size()) if ranks is None else ranks
-    store, heart = heartbeat.start()
-    if len(members) < dist.get_world_size():
-        purpose = f"{purpose}/{'-'.join(map(str, members))}"
-    return Agreement(
-        store,
-        members.index(dist.get_rank()),
-        len(members),
-        timeout,
-        purpose=purpose,
-        grace=grace,
-        failed=failed,
-        gone=gone,
-        lost=_LostMembers(heart, members),
-    )
-
-
-class _LostMembers:
-    """Which of ``members`` are gone, by their numbers among themselves."""
-
-    def __init__(self, lost: Lost, members: Sequence[int]) -> None:
-        self._lost = lost
-        self._members = members
-
-    def lost(self) -> dict[int, str]:
-        gone = self._lost.lost()
-        return {n: gone[rank] for n, rank in enumerate(self._members) if rank in gone}

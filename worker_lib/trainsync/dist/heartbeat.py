@@ -16,7 +16,7 @@ from typing import Final
 
 import torch.distributed as dist
 
-from trainsync.dist.store import Store, connect
+from trainsync.dist.store import GroupStore, connect
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        store: Store,
+        store: GroupStore,
         rank: int,
         world_size: int,
         *,
@@ -148,11 +148,11 @@ def _key(rank: int) -> str:
 
 
 _all: "weakref.WeakSet[Heartbeat]" = weakref.WeakSet()
-_of: "weakref.WeakKeyDictionary[object, tuple[Store, Heartbeat]]" = weakref.WeakKeyDictionary()
+_of: "weakref.WeakKeyDictionary[object, tuple[GroupStore, Heartbeat]]" = weakref.WeakKeyDictionary()
 _making = threading.Lock()
 
 
-def start() -> tuple[Store, Heartbeat]:
+def start() -> tuple[GroupStore, Heartbeat]:
     """That of this process in the default process group, which has several ranks; made once.
 
     Returns:

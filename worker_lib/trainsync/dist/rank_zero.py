@@ -17,9 +17,9 @@ from typing import Final
 import torch.distributed as dist
 
 from trainsync.dist import heartbeat
-from trainsync.dist.agreement import LINGER_SECONDS, Lost, describe, store_gone
+from trainsync.dist.agreement import LINGER_SECONDS, LostRanks, describe, store_gone
 from trainsync.dist.errors import PeerError, PeerLostError
-from trainsync.dist.store import Store
+from trainsync.dist.store import GroupStore
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +40,11 @@ class RankZero:
 
     def __init__(
         self,
-        store: Store,
+        store: GroupStore,
         rank: int,
         world_size: int,
         *,
-        lost: Lost | None = None,
+        lost: LostRanks | None = None,
         kept: int = 1000,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,

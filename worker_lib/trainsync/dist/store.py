@@ -14,7 +14,7 @@ ANSWER_SECONDS: Final = 10.0
 """A store that does not answer for so long is gone: its host was stopped, or cut off."""
 
 
-class Store(Protocol):
+class GroupStore(Protocol):
     """The needed part of ``torch.distributed.Store``."""
 
     def set(self, key: str, value: str, /) -> None: ...
@@ -34,7 +34,7 @@ class BoundedStore:
         seconds: for one request.
     """
 
-    def __init__(self, store: Store, seconds: float = ANSWER_SECONDS) -> None:
+    def __init__(self, store: GroupStore, seconds: float = ANSWER_SECONDS) -> None:
         self._store = store
         self._seconds = seconds
         self._silent = False

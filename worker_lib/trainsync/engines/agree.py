@@ -3,13 +3,15 @@
 import base64
 import pickle
 import weakref
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 import torch.distributed as dist
 
 from trainsync.checkpoint.errors import CheckpointError
-from trainsync.dist.agreement import Agreement, open_agreement
+from trainsync.dist.agreement import Agreement
 from trainsync.dist.errors import PeerError, PeerLostError
+from trainsync.dist.group_agreement import open_agreement
 
 ValueT = TypeVar("ValueT")
 
@@ -28,28 +30,32 @@ class SavingPeerLostError(PeerFailedError, PeerLostError):
 _of: "weakref.WeakKeyDictionary[object, Agreement]" = weakref.WeakKeyDictionary()
 
 
-def agree(value: ValueT, problem: Exception | None, doing: str) -> list[ValueT]:
-    """Every rank's ``value``, by rank, if no rank has a problem. All ranks call it together.
+def on_all_ranks(act: Callable[[], ValueT], doing: str) -> list[ValueT]:
+    """Return ``act()`` of every rank, by rank, if it fails on none. All ranks call it together.
+
+    Unlike `Agreement.do` it takes any plain data, and a rank that failed hears of the others that
+    did, too: saves and loads are called with one agreement for as long as the process group is.
 
     Args:
-        value: plain data.
-        problem: this rank's error, or None.
+        act: returns plain data.
         doing: the operation, for error messages, such as "saving step 3".
 
     Raises:
-        PeerFailedError: another rank has a problem and this rank has none, or a rank missed the
+        PeerFailedError: ``act`` failed on another rank and not on this one, or a rank missed the
             deadline.
         SavingPeerLostError: another rank's process has ended or is stopped.
-        Exception: this rank's own ``problem``.
+        Exception: what ``act`` raised on this rank.
     """
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
-        if problem is not None:
-            raise problem
-        return [value]
+        return [act()]
     group = dist.distributed_c10d._get_default_group()
     if group not in _of:
         _of[group] = open_agreement("agree", _SECONDS, PeerFailedError, SavingPeerLostError)
-    text = base64.b64encode(pickle.dumps(value)).decode()
+    text, problem = "", None
+    try:
+        text = base64.b64encode(pickle.dumps(act())).decode()
+    except Exception as error:  # noqa: BLE001 - raised by `agree`, on every rank
+        problem = error
     answers = _of[group].agree(text, problem, doing, _SECONDS)
     # Only the run's own ranks wrote these pickles; `all_gather_object` trusts them in the same way.
     return [pickle.loads(base64.b64decode(answer)) for answer in answers]  # noqa: S301

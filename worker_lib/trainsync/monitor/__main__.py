@@ -5,7 +5,7 @@ import sys
 
 from trainsync.kube.logging import configure
 from trainsync.monitor.server.app import serve
-from trainsync.monitor.server.settings import SettingsError, from_environment
+from trainsync.monitor.server.settings import MonitorSettingsError, from_environment
 
 # Each of these logs a line for each request, which the metrics count already.
 _QUIET = ("uvicorn.access", "aiohttp.access", "asyncio")
@@ -15,7 +15,7 @@ def main() -> int:
     """0 after SIGTERM, 1 on a failure, 2 on a wrong environment, 3 when the run is gone."""
     try:
         settings = from_environment()
-    except SettingsError as error:
+    except MonitorSettingsError as error:
         sys.stderr.write(f"trainsync monitor: {error}\n")
         return 2
     run = (settings.namespace, settings.run_name)

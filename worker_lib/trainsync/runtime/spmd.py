@@ -30,7 +30,7 @@ def claim_once(claim: Callable[[], Identity]) -> tuple[Identity, bool]:
     """
     is_first = _torch_distributed().get_rank() == 0
     # Here, and not above: it imports torch.
-    from trainsync.dist.agreement import open_agreement
+    from trainsync.dist.group_agreement import open_agreement
 
     ranks = open_agreement("claim", _CLAIM_SECONDS)
     try:

@@ -240,7 +240,7 @@ def reading(
 
 
 @dataclass
-class _Seen:
+class _SeenLease:
     lease: HeldLease
     stamp: tuple[int, int]
     ends: float
@@ -256,7 +256,7 @@ class LeaseBook:
     def __init__(self, run: RunDirectory, wall: Callable[[], float] = time.time) -> None:
         self._run = run
         self._wall = wall
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _SeenLease] = {}
 
     def in_force(self, now: float) -> list[HeldLease]:
         """Leases that hold a step now, by kind, step and holder. Raises `OSError`.
@@ -314,7 +314,7 @@ class LeaseBook:
             lease, ttl = self._read(name)
             # A file from before this observer began: a crash may have left it long ago.
             stale = seen is None and age > LONGEST_TTL_SECONDS
-            present[name] = _Seen(lease, stamp, now if stale else now + ttl)
+            present[name] = _SeenLease(lease, stamp, now if stale else now + ttl)
         self._seen = present
 
     def _files(self) -> Iterator[tuple[str, tuple[int, int], float]]:

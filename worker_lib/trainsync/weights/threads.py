@@ -17,7 +17,7 @@ _EXIT_SECONDS = 3.0
 _LOOK_SECONDS = 0.2
 
 
-class Ending(Protocol):
+class StopSignal(Protocol):
     """Signals a thread to return, such as a `threading.Event`."""
 
     def set(self) -> None:
@@ -25,11 +25,11 @@ class Ending(Protocol):
         ...
 
 
-_running: "weakref.WeakKeyDictionary[threading.Thread, Ending]" = weakref.WeakKeyDictionary()
+_running: "weakref.WeakKeyDictionary[threading.Thread, StopSignal]" = weakref.WeakKeyDictionary()
 
 
 def start(
-    name: str, target: Callable[..., None], ending: Ending, *arguments: Any
+    name: str, target: Callable[..., None], ending: StopSignal, *arguments: Any
 ) -> threading.Thread:
     """Start ``target``, which is to return soon after ``ending`` is set."""
     thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
@@ -51,7 +51,7 @@ def answer(reference: Any, give_up: Callable[[], bool]) -> Any | None:
     return ray.get(reference) if done else None
 
 
-class _Calls:
+class _RayCalls:
     """Calls of Ray by threads that were started elsewhere."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class _Calls:
             self._changed.wait_for(lambda: not self._going_on, seconds)
 
 
-_calls = _Calls()
+_calls = _RayCalls()
 
 
 @contextmanager

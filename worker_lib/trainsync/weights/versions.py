@@ -17,7 +17,7 @@ from trainsync.weights.errors import (
     StaleVersionError,
     SupersededTrainerError,
 )
-from trainsync.weights.synchronizer.counts import Sent
+from trainsync.weights.synchronizer.counts import BroadcastTraffic
 
 # How the bytes of a version travel: through Ray's object store, by a broadcast, by the volume.
 MEMORY: Final = "memory"
@@ -138,7 +138,7 @@ class Announcement:
     lost: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     served: Sequence[str] | None = None
-    sent: Sent | None = None
+    sent: BroadcastTraffic | None = None
     again: bool = False
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import torch
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
-from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.link import TrainerEndpoint
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 
 DEADLINES = Deadlines(whole=300.0, bucket=120.0, connect=60.0, silence=60.0)
@@ -16,7 +16,7 @@ DEADLINES = Deadlines(whole=300.0, bucket=120.0, connect=60.0, silence=60.0)
 def main() -> None:
     """Serve the trainer's versions."""
     host, port, token = sys.argv[1:]
-    endpoint = Endpoint(host, int(port), 0, token)
+    endpoint = TrainerEndpoint(host, int(port), 0, token)
     torch.set_num_threads(1)
     with WeightReceiver("far", lambda: endpoint, deadlines=DEADLINES, shared_memory=None):
         sys.stdin.read()

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from trainsync import failpoints
 from trainsync.weights.buckets.layout import TensorMeta
-from trainsync.weights.buckets.served import Served
+from trainsync.weights.buckets.served import ServedVersion
 from trainsync.weights.buckets.tensor_stream import schema_of
 from trainsync.weights.errors import WeightsError
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
-from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.link import TrainerEndpoint
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.transports.process_group.backend import GLOO, NCCL
 from trainsync.weights.transports.process_group.generation import WeightGroup
@@ -57,7 +57,7 @@ def weights(version: int) -> Iterator[tuple[str, torch.Tensor]]:
     yield "last", torch.full((9,), version, dtype=torch.bfloat16)
 
 
-def whole(served: Served) -> bool:
+def whole(served: ServedVersion) -> bool:
     """Whether every element is of the version that the explorer reports."""
     return all(bool((tensor == served.version).all()) for tensor in served.tensors.values())
 
@@ -174,19 +174,19 @@ def limit_files(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
-def publish(directory: Path, endpoint: Endpoint) -> None:
+def publish(directory: Path, endpoint: TrainerEndpoint) -> None:
     """Set the trainer's endpoint for explorers."""
     temporary = directory / "endpoint.tmp"
     temporary.write_text(json.dumps(astuple(endpoint)))
     temporary.rename(directory / "endpoint")
 
 
-def find_in(directory: str) -> Callable[[], Endpoint | None]:
+def find_in(directory: str) -> Callable[[], TrainerEndpoint | None]:
     """The endpoint published last."""
 
-    def find() -> Endpoint | None:
+    def find() -> TrainerEndpoint | None:
         with contextlib.suppress(FileNotFoundError):
-            return Endpoint(*json.loads((Path(directory) / "endpoint").read_text()))
+            return TrainerEndpoint(*json.loads((Path(directory) / "endpoint").read_text()))
         return None
 
     return find
@@ -221,7 +221,7 @@ class Holder:
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
-        self._served: Served | None = None
+        self._served: ServedVersion | None = None
 
     def hold(self, receiver: WeightReceiver) -> None:
         """Begin to read the served weights."""

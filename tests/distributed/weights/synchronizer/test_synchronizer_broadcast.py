@@ -18,12 +18,12 @@ from trainsync.engines.publish.model_update_group import announce_broadcast
 from trainsync.engines.publish.publisher import WeightPublisher
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.weights.errors import StaleVersionError, SupersededTrainerError
-from trainsync.weights.synchronizer.connection import Connection, find_group
+from trainsync.weights.synchronizer.connection import SynchronizerConnection, find_group
 from trainsync.weights.synchronizer.failover import SynchronizerFailover
 from trainsync.weights.synchronizer.report import SynchronizerStatus
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
-from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.link import TrainerEndpoint
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.versions import Announcement, Published
 
@@ -70,7 +70,7 @@ class Trainer:
 
     def __init__(self, synchronizer: Any, attempt: int = 0) -> None:
         self._victim: tuple[int, str] | None = None
-        self._connection = Connection(synchronizer, 60)
+        self._connection = SynchronizerConnection(synchronizer, 60)
         failpoints.enable(failpoints.SEND, self._phase)
         self._broadcaster = WeightBroadcaster(
             attempt,
@@ -310,10 +310,10 @@ def test_a_client_that_nobody_holds_lets_go_of_the_trainer(
 def test_of_two_trainers_of_one_run_the_older_attempt_is_refused(
     failover: SynchronizerFailover,
 ) -> None:
-    newer = Endpoint("127.0.0.1", 1, 1, "t")
+    newer = TrainerEndpoint("127.0.0.1", 1, 1, "t")
     get(failover.handle.setup_weight_sync_group.remote(newer))
     with pytest.raises(SupersededTrainerError, match=r"attempt 1 broadcasts already.*attempt 0"):
-        get(failover.handle.setup_weight_sync_group.remote(Endpoint("127.0.0.1", 2, 0, "u")))
+        get(failover.handle.setup_weight_sync_group.remote(TrainerEndpoint("127.0.0.1", 2, 0, "u")))
     assert get(failover.handle.get_weight_sync_group.remote()) == newer
 
 

@@ -21,7 +21,7 @@ from trainsync.weights.errors import (
     WeightsUnavailableError,
 )
 from trainsync.weights.synchronizer.actor import Synchronizer
-from trainsync.weights.synchronizer.connection import Registration
+from trainsync.weights.synchronizer.connection import ExplorerRegistration
 from trainsync.weights.synchronizer.failover import SynchronizerFailover
 from trainsync.weights.synchronizer.report import SynchronizerStatus
 
@@ -156,17 +156,17 @@ def test_killed_during_a_fetch(
     rank = ray.remote(num_cpus=0)(Rank).remote(failover.handle, 0, 1)
     explorer = ExplorerClient(failover.handle, "e", timeout=60)
     assert ray.get(rank.upload.remote(7), timeout=60) is True
-    call = Registration.call
+    call = ExplorerRegistration.call
     killed: list[str] = []
 
-    def kill_then_answer(self: Registration, method: str, *args: Any, **kwargs: Any) -> Any:
+    def kill_then_answer(self: ExplorerRegistration, method: str, *args: Any, **kwargs: Any) -> Any:
         answer = call(self, method, *args, **kwargs)
         if method == "get_model_state_dict" and not killed:
             killed.append(method)
             kill_and_see_it_rebuilt(failover)
         return answer
 
-    monkeypatch.setattr(Registration, "call", kill_then_answer)
+    monkeypatch.setattr(ExplorerRegistration, "call", kill_then_answer)
     weights = explorer.fetch()
     assert killed
     assert weights.version == 7
@@ -182,15 +182,15 @@ def test_a_version_that_was_told_of_and_died_with_the_actor_is_waited_for(
     uploader.upload(weights_of(1), failover.handle, 1, timeout=60)
     older = ray.get(failover.handle.get_model_state_dict.remote(), timeout=60)
     uploader.upload(weights_of(2), failover.handle, 2, timeout=60)
-    call = Registration.call
+    call = ExplorerRegistration.call
     answers = [older]
 
-    def older_first(self: Registration, method: str, *args: Any, **kwargs: Any) -> Any:
+    def older_first(self: ExplorerRegistration, method: str, *args: Any, **kwargs: Any) -> Any:
         if method == "get_model_state_dict" and answers:
             return answers.pop()
         return call(self, method, *args, **kwargs)
 
-    monkeypatch.setattr(Registration, "call", older_first)
+    monkeypatch.setattr(ExplorerRegistration, "call", older_first)
     weights = explorer.wait_and_fetch(1)
     assert weights is not None
     assert weights.version == 2

@@ -16,7 +16,7 @@ from trainsync.storage import atomic
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import check_manifest, read_manifest
 from trainsync.storage.saves.pointers import read_pointer
-from trainsync.storage.saves.receipts import Outcome, write_outcome
+from trainsync.storage.saves.receipts import SaveOutcome, write_outcome
 
 from tests.unit.checkpoint.coordinator.coordinators import INCARNATION, commit
 
@@ -132,7 +132,7 @@ def test_a_part_whose_save_is_found_committed_amid_its_receipt_is_no_failure(
     def after_the_monitor(path: Path, data: bytes, *, durably: bool = True) -> None:
         if path.parent == save.receipts:
             digest = "xxh3-128:" + 32 * "0"
-            outcome = Outcome(kind=SaveKind.CHECKPOINT, step=5, manifest_digest=digest)
+            outcome = SaveOutcome(kind=SaveKind.CHECKPOINT, step=5, manifest_digest=digest)
             write_outcome(save, outcome)
             shutil.rmtree(save.receipts)
         write_bytes(path, data, durably=durably)

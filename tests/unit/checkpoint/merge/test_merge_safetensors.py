@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from trainsync.checkpoint.merge.safetensors import Entry, partition, write
+from trainsync.checkpoint.merge.safetensors import TensorEntry, partition, write
 
 
 def test_files_are_filled_in_order_and_wide_elements_come_first() -> None:
     entries = [
-        Entry("a", torch.uint8, (3,)),
-        Entry("b", torch.float32, (2,)),
-        Entry("c", torch.bfloat16, (100,)),
-        Entry("d", torch.uint8, ()),
-        Entry("e", torch.uint8, (0, 5)),
+        TensorEntry("a", torch.uint8, (3,)),
+        TensorEntry("b", torch.float32, (2,)),
+        TensorEntry("c", torch.bfloat16, (100,)),
+        TensorEntry("d", torch.uint8, ()),
+        TensorEntry("e", torch.uint8, (0, 5)),
     ]
     names = [[entry.name for entry in file] for file in partition(entries, 11)]
     assert names == [["b", "a"], ["c"], ["d", "e"]]
@@ -26,7 +26,7 @@ def test_files_are_filled_in_order_and_wide_elements_come_first() -> None:
 )
 def test_what_is_written_is_what_safetensors_reads(tmp_path: Path, dtype: torch.dtype) -> None:
     tensors = [torch.arange(6).reshape(2, 3).to(dtype), torch.zeros(0, 2, dtype=dtype)]
-    entries = [Entry(f"t{n}", dtype, tuple(t.shape)) for n, t in enumerate(tensors)]
+    entries = [TensorEntry(f"t{n}", dtype, tuple(t.shape)) for n, t in enumerate(tensors)]
     told: list[int] = []
     write(tmp_path / "x.safetensors", entries, iter(tensors), told.append)
     with safe_open(tmp_path / "x.safetensors", "pt") as file:

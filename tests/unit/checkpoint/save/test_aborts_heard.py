@@ -19,14 +19,14 @@ from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.monitor.commit.core import CoreSettings
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import receipts
-from trainsync.storage.saves.receipts import Outcome, Registration
+from trainsync.storage.saves.receipts import SaveOutcome, SaveRegistration
 
 from tests.unit.monitor.fakes import eventually
 
 STATE = {"weight": torch.ones(100)}
 CHECKPOINT = SaveKind.CHECKPOINT
 INCARNATION = "aaaaaaaa0"
-REGISTRATION = Registration(
+REGISTRATION = SaveRegistration(
     kind=CHECKPOINT,
     step=1,
     attempt=0,
@@ -150,7 +150,7 @@ def test_an_abort_is_heard_without_being_asked_for(tmp_path: Path) -> None:
     heard: list[tuple[SaveKind, int, str]] = []
     watch = OutcomeFiles(lambda *abort: heard.append(abort), lost_after=60)
     save = RunDirectory(tmp_path).save(0, INCARNATION, CHECKPOINT, 1)
-    receipts.write_outcome(save, Outcome(kind=CHECKPOINT, step=1, error="late"))
+    receipts.write_outcome(save, SaveOutcome(kind=CHECKPOINT, step=1, error="late"))
     watch.add(CHECKPOINT, 1, save)
     eventually(lambda: not watch.busy)  # the watch is idle after the end of every save
     assert heard == [(CHECKPOINT, 1, "late")]
@@ -164,7 +164,7 @@ def test_a_commit_is_no_abort(tmp_path: Path) -> None:
     watch.add(CHECKPOINT, 1, save)
     watch.look(20)
     assert watch.busy
-    receipts.write_outcome(save, Outcome(kind=CHECKPOINT, step=1, manifest_digest="sha256:"))
+    receipts.write_outcome(save, SaveOutcome(kind=CHECKPOINT, step=1, manifest_digest="sha256:"))
     watch.look(20)
     assert (watch.busy, heard) == (False, [])
 

@@ -10,7 +10,6 @@ import torch
 from trainsync.api.protocol import SaveKind, SaveState
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import NotRegisteredError, SaveTimeoutError
-from trainsync.checkpoint.save import missing, outcome_files
 from trainsync.checkpoint.save.watch import WatchTimes
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
@@ -21,13 +20,8 @@ INCARNATION = "0123456789abcdef"
 STATE = {"w": torch.ones(10)}
 
 
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ten seconds are half a second."""
-    assert missing.UNREGISTERED_WARNING_SECONDS == outcome_files.UNREGISTERED_WARNING_SECONDS == 10
-    for module in (missing, outcome_files):
-        monkeypatch.setattr(module, "UNREGISTERED_WARNING_SECONDS", 0.5)
-    monkeypatch.setattr(outcome_files, "_FIRST_SECONDS", 0.1)
+# The ten seconds are half a second.
+SOON = WatchTimes(poll=0.1, first_look=0.1, unregistered=0.5)
 
 
 @pytest.fixture
@@ -42,9 +36,11 @@ def monitor(tmp_path: Path) -> Iterator[LocalMonitorClient]:
 
 @pytest.fixture
 def coordinator(monitor: LocalMonitorClient, tmp_path: Path) -> CheckpointCoordinator:
-    made = CheckpointCoordinator(monitor, tmp_path / "run")
-    made.commits.times = WatchTimes(poll=0.1)
-    return made
+    return CheckpointCoordinator(monitor, tmp_path / "run", times=SOON)
+
+
+def test_what_is_missing_is_told_after_ten_seconds() -> None:
+    assert WatchTimes().unregistered == 10
 
 
 def wait(coordinator: CheckpointCoordinator, step: int, *, state_dict: bool = False) -> None:
@@ -55,7 +51,7 @@ def test_a_rank_with_an_unregistered_save_gets_the_name_of_the_missing_call(
     monitor: LocalMonitorClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = DiskMonitorClient(tmp_path / "run", attempt=0, incarnation=INCARNATION)
-    rank = CheckpointCoordinator(disk, tmp_path / "run", rank=1, world_size=2)
+    rank = CheckpointCoordinator(disk, tmp_path / "run", rank=1, world_size=2, times=SOON)
     with caplog.at_level(logging.WARNING, "trainsync.checkpoint"):
         rank.save_sync("model", STATE, 5)
         eventually(lambda: "coordinator.register(5, checkpoint_participants=...)" in caplog.text)
@@ -99,7 +95,7 @@ def test_a_process_that_registers_nothing_waits_on_and_says_for_what(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Another one may register the save yet."""
-    driver = CheckpointCoordinator(monitor, tmp_path / "run")
+    driver = CheckpointCoordinator(monitor, tmp_path / "run", times=SOON)
 
     async def both() -> None:
         waiting = asyncio.create_task(driver.register_and_monitor(5, timeout=30))

@@ -143,11 +143,10 @@ def test_a_permit_is_renewed_as_held_until_the_write_ends() -> None:
 
 @pytest.mark.parametrize("error", AWAY)
 def test_a_monitor_that_is_away_or_whose_volume_is_keeps_a_write_waiting_and_fails_none(
-    monkeypatch: pytest.MonkeyPatch, error: type[MonitorError]
+    error: type[MonitorError],
 ) -> None:
-    monkeypatch.setattr("trainsync.checkpoint.save.permits._RETRY_SECONDS", 0.01)
     client = Scripted(error("EIO"), GRANTED, error("EIO"), GRANTED)
-    one = MonitorPermits(client, lambda: "x")
+    one = MonitorPermits(client, lambda: "x", retry=0.01)
     with one.hold("model"):
         eventually(lambda: len(client.asked) > 3)
     assert [r.held for r in client.asked[:4]] == [False, False, True, True]
@@ -164,10 +163,7 @@ def test_a_permit_lost_amid_a_write_is_counted_and_the_write_goes_on(
     assert "lost its permit, and writes on" in caplog.text
 
 
-def test_a_monitor_that_is_away_does_not_keep_the_end_of_a_write_waiting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("trainsync.checkpoint.save.permits._RELEASE_SECONDS", 0.05)
+def test_a_monitor_that_is_away_does_not_keep_the_end_of_a_write_waiting() -> None:
     asked, answers = threading.Event(), threading.Event()
 
     class Away(Scripted):
@@ -178,7 +174,7 @@ def test_a_monitor_that_is_away_does_not_keep_the_end_of_a_write_waiting(
             return super().write_permit(request, wait_seconds)
 
     client = Away(GRANTED)
-    with MonitorPermits(client, lambda: "x").hold("model"):
+    with MonitorPermits(client, lambda: "x", release=0.05).hold("model"):
         assert asked.wait(30)
     assert client.released == []
     answers.set()

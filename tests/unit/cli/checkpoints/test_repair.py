@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from trainsync.api.protocol import SaveState
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage import leases
 from trainsync.storage.inspect import digests, repair
 from trainsync.storage.layout import RunDirectory
@@ -242,12 +242,12 @@ def test_attempts_resume_from_the_save_before_one_that_was_set_aside_and_save_it
 ) -> None:
     run = RunDirectory(tmp_path)
 
-    def core(owner: Owner) -> MonitorCore:
+    def core(owner: SaveOwner) -> MonitorCore:
         found = MonitorCore(run, CoreSettings(), clock=saves.Clock())
         found.claim(owner, "main", None)
         return found
 
-    def save(of: MonitorCore, owner: Owner, step: int) -> None:
+    def save(of: MonitorCore, owner: SaveOwner, step: int) -> None:
         of.saves.register(owner, saves.request(step))
         saves.write_all(tmp_path, owner, step)
         of.tick()

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from trainsync.cli.app import app
-from trainsync.cli.run.following import Pace
+from trainsync.cli.run.following import PollTimes
 from typer.testing import CliRunner, Result
 
 from tests.unit.cli.run.api_server import ApiServer, kubeconfig, serving
 
 Call = Callable[..., Result]
-QUICK = Pace(again_seconds=0.01)
+QUICK = PollTimes(again_seconds=0.01)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def kubeconfig_file(
 def call(kubeconfig_file: Path) -> Call:
     """Run ``trainsync run …``, looking again at once; unexpected errors are raised."""
 
-    def call(*arguments: str | Path | int, pace: Pace = QUICK) -> Result:
+    def call(*arguments: str | Path | int, pace: PollTimes = QUICK) -> Result:
         result = CliRunner().invoke(app, ["run", *map(str, arguments)], obj=pace)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception

@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from trainsync.cli.run import timeline_entries
-from trainsync.cli.run.timeline_entries import Entry, What
+from trainsync.cli.run.timeline_entries import EntryKind, TimelineEntry
 
 from tests.unit.cli.run.api_server import EVENTS, NAMESPACE, UID, ApiServer, event, minutes_ago
 from tests.unit.cli.run.conftest import Call
@@ -99,15 +99,15 @@ def test_hostile_news_are_shown_harmlessly(call: Call, server: ApiServer) -> Non
 def test_the_lanes_show_attempts_commits_and_faults_where_they_were() -> None:
     begin = datetime(2026, 1, 1, tzinfo=UTC)
 
-    def at(seconds: int, what: What, **more: Any) -> Entry:
-        return Entry(begin + timedelta(seconds=seconds), what, "", **more)
+    def at(seconds: int, what: EntryKind, **more: Any) -> TimelineEntry:
+        return TimelineEntry(begin + timedelta(seconds=seconds), what, "", **more)
 
     entries = [
-        at(0, What.ATTEMPT, attempt=0),
-        at(25, What.COMMIT, save="checkpoint", step=1),
-        at(50, What.RESTART),
-        at(50, What.ATTEMPT, attempt=1),
-        at(99, What.COMMIT, save="state_dict", step=2),
+        at(0, EntryKind.ATTEMPT, attempt=0),
+        at(25, EntryKind.COMMIT, save="checkpoint", step=1),
+        at(50, EntryKind.RESTART),
+        at(50, EntryKind.ATTEMPT, attempt=1),
+        at(99, EntryKind.COMMIT, save="state_dict", step=2),
     ]
     lanes = timeline_entries.strip(entries, begin + timedelta(seconds=100), 20)
     assert lanes == [

@@ -8,7 +8,7 @@ from trainsync.engines.checkpoints.save_plan import ModelMode, SavePlan
 from trainsync.engines.fsdp import saving
 from trainsync.engines.fsdp.saving import PartsSaver, states_of
 from trainsync.engines.fsdp.state_dicts import fsdp_save_state_dict
-from trainsync.engines.fsdp.training_parts import Trained
+from trainsync.engines.fsdp.training_parts import TrainedParts
 
 
 class Recorder:
@@ -78,7 +78,7 @@ def test_what_was_skipped_is_told() -> None:
 
 def test_only_the_planned_states_are_gathered() -> None:
     module = torch.nn.Linear(1, 1)
-    trained = Trained(module, torch.optim.SGD(module.parameters()), None)
+    trained = TrainedParts(module, torch.optim.SGD(module.parameters()), None)
 
     def gathered(mode: ModelMode, *components: str) -> set[str]:
         plan = SavePlan("actor", mode, components, export=False)

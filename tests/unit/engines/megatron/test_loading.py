@@ -121,7 +121,7 @@ def test_a_rank_that_cannot_bring_its_model_back_tells_the_others(
                 told.append(f"{what}: {error}")
                 raise
 
-    monkeypatch.setattr(loading, "open_agreement", lambda seconds: Told(None, 0, 1, 1.0))
+    monkeypatch.setattr(loading, "open_agreement", lambda *_: Told(None, 0, 1, 1.0))
 
     @contextmanager
     def full() -> Iterator[None]:

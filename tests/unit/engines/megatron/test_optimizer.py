@@ -15,7 +15,7 @@ from trainsync.checkpoint.load.reshard.shard_files import Component
 from trainsync.checkpoint.megatron_shards import MegatronShards, pack
 from trainsync.checkpoint.shard_names import shard_file_name
 from trainsync.engines.megatron import optimizer as megatron_optimizer
-from trainsync.engines.megatron.optimizer import Piece, flat_boxes, own_boxes, pieces
+from trainsync.engines.megatron.optimizer import OptimizerShard, flat_boxes, own_boxes, pieces
 
 SHAPES = st.lists(st.integers(1, 5), min_size=0, max_size=4).map(tuple)
 
@@ -79,7 +79,7 @@ def gate_and_up(weight: torch.Tensor, rank: int, ranks: int) -> list[Any]:
 
 def held_by(
     ranks: int, data_parallel: int, monkeypatch: pytest.MonkeyPatch
-) -> list[tuple[Optimizer, list[Piece]]]:
+) -> list[tuple[Optimizer, list[OptimizerShard]]]:
     """The pieces of every rank: tensor parallel × data parallel, cut where no row begins."""
     found = []
     for rank in range(ranks):
@@ -99,7 +99,7 @@ WHOLE = {
 }
 
 
-def filled_from(shards: MegatronShards, held: list[tuple[Optimizer, list[Piece]]]) -> None:
+def filled_from(shards: MegatronShards, held: list[tuple[Optimizer, list[OptimizerShard]]]) -> None:
     for _, parts in held:
         for piece in parts:
             state = {name: torch.empty(piece.length) for name in WHOLE}
@@ -112,7 +112,7 @@ def filled_from(shards: MegatronShards, held: list[tuple[Optimizer, list[Piece]]
 
 
 def saved(
-    directory: Path, held: list[tuple[Optimizer, list[Piece]]], name: str = "optim"
+    directory: Path, held: list[tuple[Optimizer, list[OptimizerShard]]], name: str = "optim"
 ) -> MegatronShards:
     (directory / name).mkdir()
     for rank, (_, parts) in enumerate(held):
@@ -140,7 +140,7 @@ def test_what_one_layout_saved_another_has_and_saves_alike(
             assert torch.equal(first.whole(f"optimizer.state.{state}.fc1", (1,)), expected)
 
 
-def whole_state(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Optimizer, list[Piece]]]:
+def whole_state(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Optimizer, list[OptimizerShard]]]:
     held = held_by(1, 1, monkeypatch)
     optimizer = held[0][0]
     optimizer.held["param"].copy_(WHOLE["fp32_param"].reshape(-1))

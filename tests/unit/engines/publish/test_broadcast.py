@@ -14,7 +14,7 @@ from trainsync.weights.pacing.policy import SyncPolicy
 from trainsync.weights.synchronizer.actor import Synchronizer
 from trainsync.weights.synchronizer.roster import Serving
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport
-from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.link import TrainerEndpoint
 
 PLAN = TrainerPlan(SyncPolicy(SyncStyle.FIXED, timeout=60.0), 1)
 
@@ -43,7 +43,7 @@ class Told:
 @pytest.fixture
 def told() -> Any:
     made = Told()
-    made("setup_weight_sync_group", Endpoint("h", 1, 0, "t"))
+    made("setup_weight_sync_group", TrainerEndpoint("h", 1, 0, "t"))
     made("register_explorer", "e", "s")
     yield made
     made.close()

@@ -198,13 +198,10 @@ class FakeRanks:
         self.heard: list[BaseException | None] = []
         self.elsewhere: Exception | None = None
 
-    def agree(self, problem: BaseException | None, seconds: float, doing: str) -> None:
+    def agree(self, value: str, problem: BaseException | None, doing: str, seconds: float) -> None:
         self.heard.append(problem)
         if problem or self.elsewhere:
             raise problem or self.elsewhere or AssertionError
-
-    def close(self) -> None:
-        pass
 
 
 def test_a_rank_that_could_not_upload_is_heard_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +218,7 @@ def test_a_rank_that_could_not_upload_is_heard_on_all(monkeypatch: pytest.Monkey
         made.append(FakeRanks(seconds))
         return made[-1]
 
-    monkeypatch.setattr(publisher, "TrainerRanks", make)
+    monkeypatch.setattr(publisher, "trainer_ranks", make)
     monkeypatch.setattr(publisher, "fsdp_upload_state_dict", uploaded)
     sync = SimpleNamespace(method=SyncMethod.MEMORY, delta=False, timeout=1.0)
     context: Any = SimpleNamespace(sync=sync, synchronizer=lambda: None)

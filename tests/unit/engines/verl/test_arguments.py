@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from trainsync.engines.verl.arguments import (
-    Place,
+    SaveTarget,
     component_prefix,
     held_directory,
     model_of,
@@ -20,9 +20,11 @@ RUN = Path("/run")
 def test_a_models_place_is_known_in_the_run_and_where_the_trainer_writes_meanwhile(
     model: str,
 ) -> None:
-    assert model_place(RUN / "global_step_3" / model, RUN, 3, model) == Place(model, held=False)
+    assert model_place(RUN / "global_step_3" / model, RUN, 3, model) == SaveTarget(
+        model, held=False
+    )
     aside = held_directory(RUN, "main-1234") / "global_step_3" / model
-    assert model_place(aside, RUN, 3, model) == Place(model, held=True)
+    assert model_place(aside, RUN, 3, model) == SaveTarget(model, held=True)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,7 @@ def test_any_other_place_is_refused(path: str, why: str) -> None:
 
 def test_the_trainers_last_word_is_a_place_of_its_own() -> None:
     path = held_directory(RUN, "main-1234") / "global_step_3" / "trainer"
-    assert place_of(path, RUN, 3) == Place("trainer", held=True)
+    assert place_of(path, RUN, 3) == SaveTarget("trainer", held=True)
 
 
 def test_components_of_a_critic_have_a_prefix() -> None:

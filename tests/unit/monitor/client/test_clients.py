@@ -315,7 +315,7 @@ def test_settings_have_defaults_and_read_what_the_operator_sets() -> None:
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(change: dict[str, str]) -> None:
-    with pytest.raises(settings.SettingsError, match=next(iter(change))):
+    with pytest.raises(settings.MonitorSettingsError, match=next(iter(change))):
         settings.from_environment({**GOOD, **change})
 
 

@@ -13,7 +13,7 @@ from trainsync.monitor.client import resume_wait
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.monitor.commit.core import CoreSettings
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest, pointers, quarantine
 
@@ -29,7 +29,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
     """The process that hosts the monitor."""
     made: list[LocalMonitorClient] = []
 
-    def make(owner: Owner, verify: Verify) -> LocalMonitorClient:
+    def make(owner: SaveOwner, verify: Verify) -> LocalMonitorClient:
         client = LocalMonitorClient(
             tmp_path,
             attempt=owner.attempt,
@@ -49,11 +49,11 @@ def host(tmp_path: Path) -> Iterator[Host]:
 def train(client: LocalMonitorClient, root: Path, *steps: int) -> None:
     for step in steps:
         client.register(request(step))
-        write_all(root, Owner(client.attempt, client.incarnation), step)
+        write_all(root, SaveOwner(client.attempt, client.incarnation), step)
         assert client.save_status(CHECKPOINT, step, 20).manifest_digest is not None
 
 
-def rank(root: Path, verify: Verify, owner: Owner = SECOND) -> DiskMonitorClient:
+def rank(root: Path, verify: Verify, owner: SaveOwner = SECOND) -> DiskMonitorClient:
     return DiskMonitorClient(
         root, attempt=owner.attempt, incarnation=owner.incarnation, verify=verify
     )

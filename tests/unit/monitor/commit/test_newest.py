@@ -16,7 +16,7 @@ from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.monitor.client.retry import RetryPolicy
 from trainsync.monitor.commit.committer import Committer
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.server import routes
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import read_manifest
@@ -49,13 +49,13 @@ class Run:
         self.root, self.clock = root, Clock()
         self.core = MonitorCore(RunDirectory(root), CoreSettings(), clock=self.clock)
 
-    def save(self, owner: Owner, step: int, kind: object = STATE_DICT) -> None:
+    def save(self, owner: SaveOwner, step: int, kind: object = STATE_DICT) -> None:
         self.core.saves.register(owner, request(step, kind))  # type: ignore[arg-type]
         write_all(self.root, owner, step, kind)  # type: ignore[arg-type]
         self.clock.go(1)
         self.core.tick()
 
-    def newest(self, owner: Owner) -> tuple[int, int] | None:
+    def newest(self, owner: SaveOwner) -> tuple[int, int] | None:
         found = self.core.newest(owner, STATE_DICT)
         return None if found is None else (found.attempt, found.step)
 
@@ -115,7 +115,7 @@ def test_weights_from_before_the_checkpoints_attempt_do_not_count(run: Run) -> N
     run.save(FIRST, 5)  # of training that the second attempt did not go on from
     run.core.claim(SECOND, "main", None)
     run.save(SECOND, 5, CHECKPOINT)
-    third = Owner(2, "incarnation2")
+    third = SaveOwner(2, "incarnation2")
     run.core.claim(third, "main", None)
     run.core.resume(third)
     assert run.newest(third) is None
@@ -127,7 +127,7 @@ def test_an_older_state_dict_counts_when_the_checkpoint_has_its_very_weights(
 ) -> None:
     """A later attempt that saves the step again with a model of its own, as its checkpoint."""
 
-    def save(owner: Owner, kind: SaveKind, path: str, data: bytes) -> None:
+    def save(owner: SaveOwner, kind: SaveKind, path: str, data: bytes) -> None:
         run.core.claim(owner, "main", None)
         run.core.saves.register(owner, request(5, kind, ranks=1))
         entry = stage(run.root, owner, 5, 0, kind, path=path, data=data)
@@ -138,7 +138,7 @@ def test_an_older_state_dict_counts_when_the_checkpoint_has_its_very_weights(
 
     save(FIRST, STATE_DICT, "actor/model.pt", b"weights")
     save(SECOND, CHECKPOINT, "actor/model.pt" if equal else "actor/optim.pt", b"weights")
-    third = Owner(2, "incarnation2")
+    third = SaveOwner(2, "incarnation2")
     run.core.claim(third, "main", None)
     assert run.core.resume(third) is not None
     assert run.newest(third) == ((0, 5) if equal else None)
@@ -205,7 +205,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     calls: list[None] = []
     newest = MonitorCore.newest
 
-    def counted(core: MonitorCore, owner: Owner, kind: object) -> object:
+    def counted(core: MonitorCore, owner: SaveOwner, kind: object) -> object:
         calls.append(None)
         return newest(core, owner, kind)  # type: ignore[arg-type]
 

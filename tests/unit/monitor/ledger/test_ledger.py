@@ -4,10 +4,10 @@ from itertools import permutations
 
 import pytest
 from trainsync.api.protocol import SaveKind, SaveState
-from trainsync.monitor.ledger.decisions import Abort, Commit, Decision, Verify
+from trainsync.monitor.ledger.decisions import AbortSave, CommitSave, Decision, VerifyReceipt
 from trainsync.monitor.ledger.ledger import DifferentParticipantsError, Ledger
-from trainsync.monitor.ledger.saves import AbortReason, CommittedInfo, Owner, SaveKey
-from trainsync.storage.saves.receipts import FileEntry, Participant, Receipt, Registration
+from trainsync.monitor.ledger.saves import AbortReason, CommittedInfo, SaveKey, SaveOwner
+from trainsync.storage.saves.receipts import FileEntry, Participant, Receipt, SaveRegistration
 
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, SECOND, STATE_DICT, receipt
 
@@ -27,11 +27,11 @@ def registration(
     step: int = 7,
     kind: SaveKind = CHECKPOINT,
     ranks: int = 2,
-    owner: Owner = FIRST,
+    owner: SaveOwner = FIRST,
     *,
     reuse: bool = False,
-) -> Registration:
-    return Registration(
+) -> SaveRegistration:
+    return SaveRegistration(
         kind=kind, step=step, attempt=owner.attempt, incarnation=owner.incarnation, run_uid="uid",
         participants=tuple(Participant("model", rank) for rank in range(ranks)), created_at=NOW,
         reuse_state_dict=reuse,
@@ -44,7 +44,7 @@ def granted() -> Ledger:
     return ledger
 
 
-def info(step: int, owner: Owner = FIRST) -> CommittedInfo:
+def info(step: int, owner: SaveOwner = FIRST) -> CommittedInfo:
     return CommittedInfo(step, owner, "sha256:0", 1, NOW)
 
 
@@ -52,7 +52,7 @@ def settle(ledger: Ledger, now: datetime = NOW) -> list[Decision]:
     """Run all pending verifications; returns the decisions."""
     while True:
         decisions = ledger.decisions(now)
-        verify = [d for d in decisions if isinstance(d, Verify)]
+        verify = [d for d in decisions if isinstance(d, VerifyReceipt)]
         if not verify:
             return decisions
         for decision in verify:
@@ -69,7 +69,7 @@ def test_receipts_of_two_writers_abort_the_save_unless_one_has_replaced_the_othe
     ledger.receive(by(of_rank(0), "aaaaaaaa"))
     ledger.receive(by(of_rank(0), "bbbbbbbb"))
     (abort,) = settle(ledger)
-    assert isinstance(abort, Abort)
+    assert isinstance(abort, AbortSave)
     assert abort.cause.reason is AbortReason.CONFLICT
     assert "aaaaaaaa" in abort.cause.message and "bbbbbbbb" in abort.cause.message
 
@@ -90,7 +90,7 @@ def test_what_a_dead_writer_wrote_waits_for_its_successor_in_any_order(
     assert settle(ledger) == []
     ledger.receive(by(of_rank(0), "bbbbbbbb", "aaaaaaaa", path="new/0"))
     (commit,) = settle(ledger)
-    assert isinstance(commit, Commit)
+    assert isinstance(commit, CommitSave)
     assert commit.writers == {"new/0": "bbbbbbbb", "new/1": "bbbbbbbb"}
 
 
@@ -102,7 +102,7 @@ def test_a_receipt_that_was_withdrawn_is_waited_for_again() -> None:
     ledger.withdrawn(KEY, Participant("model", 1))
     assert settle(ledger) == []
     ledger.receive(of_rank(1))
-    assert isinstance(settle(ledger)[0], Commit)
+    assert isinstance(settle(ledger)[0], CommitSave)
 
 
 def test_a_save_commits_when_every_registered_participant_is_verified_in_any_order() -> None:
@@ -116,9 +116,9 @@ def test_a_save_commits_when_every_registered_participant_is_verified_in_any_ord
         for number, fact in enumerate(order):
             fact(ledger)
             complete = {id(f) for f in order[: number + 1]} == {id(f) for f in facts}
-            assert any(isinstance(d, Commit) for d in settle(ledger)) is complete
+            assert any(isinstance(d, CommitSave) for d in settle(ledger)) is complete
         (commit,) = settle(ledger)
-        assert isinstance(commit, Commit)
+        assert isinstance(commit, CommitSave)
         assert [e.path for e in commit.files] == ["checkpoint/0", "checkpoint/1"]
 
 
@@ -136,9 +136,9 @@ def test_a_changed_receipt_is_verified_again() -> None:
     settle(ledger)
     changed = receipt(FIRST, 7, 0, CHECKPOINT, entry("other"))
     ledger.receive(changed)
-    assert ledger.decisions(NOW) == [Verify(KEY, changed)]
+    assert ledger.decisions(NOW) == [VerifyReceipt(KEY, changed)]
     ledger.verified(KEY, of_rank(0))  # a check of the old one that ends late
-    assert ledger.decisions(NOW) == [Verify(KEY, changed)]
+    assert ledger.decisions(NOW) == [VerifyReceipt(KEY, changed)]
 
 
 def test_a_failure_aborts_before_or_after_registration_and_for_ever() -> None:
@@ -148,7 +148,7 @@ def test_a_failure_aborts_before_or_after_registration_and_for_ever() -> None:
             ledger.register(registration())
         ledger.fail(KEY, AbortReason.PARTICIPANT_FAILED, "model.1: boom")
         (abort,) = settle(ledger)
-        assert isinstance(abort, Abort)
+        assert isinstance(abort, AbortSave)
         assert abort.cause.message == "model.1: boom"
         ledger.aborted(KEY, "model.1: boom")
         assert ledger.register(registration()).state is SaveState.ABORTED
@@ -164,7 +164,7 @@ def test_the_same_facts_give_the_same_cause_whatever_came_first() -> None:
         for message in order:
             ledger.fail(KEY, AbortReason.PARTICIPANT_FAILED, message)
         (abort,) = ledger.decisions(NOW)
-        assert isinstance(abort, Abort)
+        assert isinstance(abort, AbortSave)
         causes.add(abort.cause.message)
     assert causes == {"a"}
 
@@ -205,7 +205,7 @@ def test_receipts_that_contradict_the_save_abort_it(
     for one in receipts:
         ledger.receive(one)
     (abort,) = settle(ledger)
-    assert isinstance(abort, Abort)
+    assert isinstance(abort, AbortSave)
     assert abort.cause.reason is reason
     assert said in abort.cause.message
 
@@ -216,7 +216,7 @@ def test_the_deadline_aborts_and_names_the_missing_participants() -> None:
     ledger.receive(of_rank(0))
     assert settle(ledger, NOW + timedelta(seconds=60)) == []
     (abort,) = settle(ledger, NOW + timedelta(seconds=61))
-    assert isinstance(abort, Abort)
+    assert isinstance(abort, AbortSave)
     assert abort.cause.reason is AbortReason.DEADLINE
     assert abort.cause.message == "no receipt of model.1 within 60 s"
 
@@ -227,7 +227,7 @@ def test_what_is_complete_misses_no_deadline_however_late_it_is_looked_at() -> N
     ledger.receive(of_rank(0))
     ledger.receive(of_rank(1))
     (decision,) = settle(ledger, NOW + timedelta(days=3))
-    assert isinstance(decision, Commit)
+    assert isinstance(decision, CommitSave)
 
 
 def test_a_complete_checkpoint_waits_for_its_complete_state_dict_after_the_deadline_too() -> None:
@@ -237,7 +237,7 @@ def test_a_complete_checkpoint_waits_for_its_complete_state_dict_after_the_deadl
         for rank in range(2):
             ledger.receive(of_rank(rank, kind=kind))
     (first,) = settle(ledger, NOW + timedelta(days=3))
-    assert isinstance(first, Commit)
+    assert isinstance(first, CommitSave)
     assert first.key.kind is STATE_DICT
 
 
@@ -248,7 +248,7 @@ def test_a_checkpoint_whose_state_dict_never_comes_is_aborted_at_the_deadline() 
     ledger.receive(of_rank(1))
     assert settle(ledger, NOW + timedelta(seconds=60)) == []
     (abort,) = settle(ledger, NOW + timedelta(seconds=61))
-    assert isinstance(abort, Abort)
+    assert isinstance(abort, AbortSave)
     assert abort.cause.reason is AbortReason.DEADLINE
     assert abort.cause.message == (
         "the state dict of step 7, whose files it reuses, was not registered within 60 s"
@@ -257,13 +257,13 @@ def test_a_checkpoint_whose_state_dict_never_comes_is_aborted_at_the_deadline() 
 
 def test_other_participants_or_another_incarnation_cannot_register_the_same_save() -> None:
     ledger = granted()
-    ledger.grant("second", Owner(0, "cccccccc"))
+    ledger.grant("second", SaveOwner(0, "cccccccc"))
     ledger.register(registration())
     ledger.register(registration())
     for wrong in (
         registration(ranks=3),
         registration(reuse=True),
-        registration(owner=Owner(0, "cccccccc")),
+        registration(owner=SaveOwner(0, "cccccccc")),
     ):
         with pytest.raises(DifferentParticipantsError):
             ledger.register(wrong)
@@ -287,7 +287,7 @@ def test_a_new_attempt_supersedes_open_saves_and_keeps_what_is_committed() -> No
 def test_two_clusters_of_one_attempt_are_in_force_together() -> None:
     ledger = granted()
     ledger.register(registration())
-    other = Owner(0, "cccccccc")
+    other = SaveOwner(0, "cccccccc")
     ledger.grant("explorers", other)
     assert ledger.owners == {FIRST, other}
     assert ledger.find(KEY) is not None
@@ -303,11 +303,11 @@ def test_a_checkpoint_that_reuses_a_state_dict_waits_for_it() -> None:
     for rank in range(2):
         ledger.receive(of_rank(rank, kind=STATE_DICT))
     (commit,) = settle(ledger)
-    assert isinstance(commit, Commit)
+    assert isinstance(commit, CommitSave)
     assert commit.key.kind is STATE_DICT
     ledger.committed(STATE_DICT, info(7))
     (commit,) = settle(ledger)
-    assert isinstance(commit, Commit)
+    assert isinstance(commit, CommitSave)
     assert commit.key.kind is CHECKPOINT
 
 
@@ -318,7 +318,7 @@ def test_a_checkpoint_with_its_own_weights_waits_only_beside_an_older_attempts()
     for rank in range(2):
         ledger.receive(of_rank(rank))
     assert [d.key for d in settle(ledger)] == [KEY]
-    ledger.committed(STATE_DICT, info(7, Owner(0, "before")))
+    ledger.committed(STATE_DICT, info(7, SaveOwner(0, "before")))
     assert settle(ledger) == []
     state_dict = SaveKey(FIRST, 7, STATE_DICT)
     ledger.fail(state_dict, AbortReason.DEADLINE, "a reader holds the older one")
@@ -331,7 +331,7 @@ def test_a_checkpoint_is_aborted_with_the_state_dict_that_it_reuses() -> None:
     ledger.register(registration(reuse=True))
     ledger.aborted(SaveKey(FIRST, 7, STATE_DICT), "disk full")
     (abort,) = settle(ledger)
-    assert isinstance(abort, Abort)
+    assert isinstance(abort, AbortSave)
     assert abort.cause.reason is AbortReason.STATE_DICT_ABORTED
     assert "disk full" in abort.cause.message
 
@@ -363,7 +363,7 @@ def test_a_skipped_save_is_no_error_nor_is_a_checkpoint_that_reuses_its_state_di
     ledger.register(registration(reuse=True))
     ledger.aborted(SaveKey(FIRST, 7, STATE_DICT), skip)
     (abort,) = settle(ledger)
-    assert isinstance(abort, Abort)
+    assert isinstance(abort, AbortSave)
     assert abort.cause.reason is AbortReason.SKIPPED
     ledger.aborted(KEY, abort.cause.message)
     assert ledger.last_error() == "checkpoint 6 of attempt 0: disk full"
@@ -377,5 +377,5 @@ def test_a_participant_that_failed_says_more_than_one_that_skipped() -> None:
     ledger.fail(KEY, AbortReason.SKIPPED, "model.0: SaveSkippedError: full")
     ledger.fail(KEY, AbortReason.PARTICIPANT_FAILED, "model.1: OSError: disk full")
     (abort,) = settle(ledger)
-    assert isinstance(abort, Abort)
+    assert isinstance(abort, AbortSave)
     assert abort.cause.message == "model.1: OSError: disk full"

@@ -7,18 +7,18 @@ from trainsync.api.protocol import SaveKind
 from trainsync.api.status import AtRisk, Progress, StopSaveState
 from trainsync.monitor.kube.run_reader import gpus_of, parse_run
 from trainsync.monitor.ledger.ledger import Ledger
-from trainsync.monitor.ledger.saves import AbortReason, CommittedInfo, Owner, SaveKey
+from trainsync.monitor.ledger.saves import AbortReason, CommittedInfo, SaveKey, SaveOwner
 from trainsync.monitor.ledger.stop_save import StopAnswer, at_risk, stop_save
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-OWNER, OLDER = Owner(1, "bbbbbbbb"), Owner(0, "aaaaaaaa")
+OWNER, OLDER = SaveOwner(1, "bbbbbbbb"), SaveOwner(0, "aaaaaaaa")
 
 
 def later(seconds: float) -> datetime:
     return NOW + timedelta(seconds=seconds)
 
 
-def ledger(*committed: tuple[int, float, Owner]) -> Ledger:
+def ledger(*committed: tuple[int, float, SaveOwner]) -> Ledger:
     made = Ledger(timedelta(minutes=1))
     made.grant("main", OLDER)
     made.grant("main", OWNER)
@@ -43,7 +43,7 @@ def progress(step: int, at: float) -> Progress:
     ],
 )
 def test_what_a_loss_would_cost_is_the_work_since_the_last_commit(
-    committed: list[tuple[int, float, Owner]], reported: Progress, expected: AtRisk
+    committed: list[tuple[int, float, SaveOwner]], reported: Progress, expected: AtRisk
 ) -> None:
     assert at_risk(reported, later(10), ledger(*committed), 16.0) == expected
 
@@ -73,7 +73,7 @@ def test_the_save_stands_where_its_step_does() -> None:
     answer = StopAnswer(NOW, OWNER, 7)
     saving = ledger((5, 0, OWNER))
     assert stop_save(None, saving) is None
-    assert stop_save(StopAnswer(NOW, Owner(2, "cccccccc"), 7), saving) is None
+    assert stop_save(StopAnswer(NOW, SaveOwner(2, "cccccccc"), 7), saving) is None
 
     def state(of: Ledger) -> StopSaveState:
         found = stop_save(answer, of)

@@ -23,8 +23,8 @@ from tests.unit.monitor.fakes import UID, FakeApi, RunningMonitor, eventually
 from tests.unit.monitor.page.pages import EVIL
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, request, write_all
 
-NEW = feed.Ages(page=0.0, run=0.0, claims=0.0)
-OLD = feed.Ages(page=3600.0)
+NEW = feed.MaxAges(page=0.0, run=0.0, claims=0.0)
+OLD = feed.MaxAges(page=3600.0)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from trainsync.api.spec import Verify
 from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.digest import file_digest
 from trainsync.storage.inspect import digests
 from trainsync.storage.layout import RunDirectory
@@ -34,7 +34,7 @@ def start(tmp_path: Path, seen: Seen, seconds: list[float]) -> Iterator[Start]:
     made: list[MonitorCore] = []
 
     def make(
-        owner: Owner,
+        owner: SaveOwner,
         verify: Verify = Verify.SIZE,
         authority: Authority | None = None,
         **settings: int,

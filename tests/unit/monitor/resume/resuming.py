@@ -10,14 +10,14 @@ from trainsync.api.status import ConditionType
 from trainsync.monitor import errors
 from trainsync.monitor.commit.core import MonitorCore
 from trainsync.monitor.commit.observer import NullObserver
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest, pointers
 
 from tests.unit.monitor.fakes import eventually
 from tests.unit.monitor.saves import CHECKPOINT, request, write_all
 
-THIRD = Owner(2, "cccccccc2")
+THIRD = SaveOwner(2, "cccccccc2")
 Start = Callable[..., MonitorCore]
 
 
@@ -31,7 +31,7 @@ class Seen(NullObserver):
         self.steps.append(step)
 
 
-def train(core: MonitorCore, root: Path, owner: Owner, *steps: int) -> None:
+def train(core: MonitorCore, root: Path, owner: SaveOwner, *steps: int) -> None:
     for step in steps:
         core.saves.register(owner, request(step))
         write_all(root, owner, step)
@@ -65,7 +65,7 @@ def settle(core: MonitorCore) -> None:
     core.tick()
 
 
-def resume(core: MonitorCore, owner: Owner) -> ResumePoint | None:
+def resume(core: MonitorCore, owner: SaveOwner) -> ResumePoint | None:
     """As a client, that asks again."""
     end = time.monotonic() + 20
     while True:
@@ -80,7 +80,7 @@ def step_of(point: ResumePoint | None) -> int | None:
     return None if point is None else point.step
 
 
-def report(core: MonitorCore, owner: Owner, step: int, error: str = "rank 1: differs") -> None:
+def report(core: MonitorCore, owner: SaveOwner, step: int, error: str = "rank 1: differs") -> None:
     digest = manifest.read_manifest(core._run, CHECKPOINT, step).digest
     core.damage(owner, DamageReport(step=step, manifest_digest=digest, error=error))
 

@@ -8,7 +8,7 @@ import pytest
 from trainsync.api.protocol import SaveKind
 from trainsync.api.spec import Verify
 from trainsync.monitor import errors
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.digest import file_digest
 from trainsync.storage.inspect import digests
 from trainsync.storage.layout import RunDirectory
@@ -114,7 +114,7 @@ def test_with_no_older_one_left_nothing_changes_and_it_is_never_step_0(
     assert "no checkpoint is left" in message(core)
     flip(tmp_path, 20)  # the file is restored
     assert path.exists()
-    fourth = Owner(3, "dddddddd3")
+    fourth = SaveOwner(3, "dddddddd3")
     assert step_of(resume(start(fourth, verify, max_to_keep=1), fourth)) == 20
     assert quarantine.requested_steps(RunDirectory(tmp_path)) == []
 
@@ -152,7 +152,7 @@ def test_an_attempt_that_could_not_wait_has_not_made_the_next_one_wait(
     core.claim(THIRD, "main", None)
     assert step_of(core.resume(THIRD)) == 20
     assert len(reads) == 2
-    fourth = Owner(3, "dddddddd3")
+    fourth = SaveOwner(3, "dddddddd3")
     core.claim(fourth, "main", None)
     assert step_of(resume(core, fourth)) == 20
     assert len(reads) == 4, "the answer was used: bytes may have changed since"

@@ -11,7 +11,7 @@ import pytest
 from trainsync.api.spec import Verify
 from trainsync.monitor import errors
 from trainsync.monitor.commit.committer import Authority
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.digest import file_digest
 from trainsync.storage.inspect import digests
 from trainsync.storage.layout import RunDirectory
@@ -131,7 +131,7 @@ def test_a_monitor_killed_anywhere_while_it_sets_aside_is_finished_by_the_next(
 
     train(start(FIRST), tmp_path, FIRST, 10, 20)
     flip(tmp_path, 20)
-    owners = [Owner(number, f"eeeeeeee{number}") for number in range(1, 5)]
+    owners = [SaveOwner(number, f"eeeeeeee{number}") for number in range(1, 5)]
     for owner, where in zip(
         owners,
         [

@@ -6,7 +6,7 @@ import pytest
 from trainsync.api.protocol import SaveKind
 from trainsync.api.spec import Verify
 from trainsync.monitor.commit.core import MonitorCore
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest, pointers, quarantine, receipts
 
@@ -37,7 +37,7 @@ from tests.unit.monitor.saves import (
 )
 
 
-def train_both(core: MonitorCore, root: Path, owner: Owner, *steps: int) -> None:
+def train_both(core: MonitorCore, root: Path, owner: SaveOwner, *steps: int) -> None:
     """Save state dicts, and checkpoints that reuse their files."""
     for step in steps:
         for kind in (SaveKind.STATE_DICT, CHECKPOINT):
@@ -47,7 +47,7 @@ def train_both(core: MonitorCore, root: Path, owner: Owner, *steps: int) -> None
         assert pointer(root) == step
 
 
-def train_own(core: MonitorCore, root: Path, owner: Owner, step: int) -> None:
+def train_own(core: MonitorCore, root: Path, owner: SaveOwner, step: int) -> None:
     """Save a checkpoint with weights of its own, under the names that state dicts have."""
     core.saves.register(owner, request(step))
     save = directory(root, owner, step)

@@ -14,7 +14,7 @@ from trainsync.api.status import ConditionStatus, ConditionType, RollbackState
 from trainsync.failpoints import COMMIT, enabled
 from trainsync.monitor import errors
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage import leases
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest, pointers
@@ -43,7 +43,7 @@ def fresh_core(root: Path, run_uid: str = LOCAL_UID) -> MonitorCore:
     return MonitorCore(RunDirectory(root), settings, clock=lambda: datetime.now(UTC))
 
 
-def resumed(core: MonitorCore, owner: Owner = SECOND) -> int | None:
+def resumed(core: MonitorCore, owner: SaveOwner = SECOND) -> int | None:
     found = resume(core, owner)
     return found.step if found else None
 

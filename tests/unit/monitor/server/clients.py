@@ -5,7 +5,7 @@ from pathlib import Path
 from trainsync.api.protocol import ParticipantRef, ReceiptHint
 from trainsync.monitor.client.http import HttpMonitorClient, HttpSettings
 from trainsync.monitor.client.retry import RetryPolicy
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 
 from tests.unit.monitor.saves import CHECKPOINT, FIRST
 
@@ -18,7 +18,7 @@ class Clients:
         self.url, self.token_file = url, token_file
         self.made: list[HttpMonitorClient] = []
 
-    def __call__(self, owner: Owner = FIRST, retry: RetryPolicy = QUICK) -> HttpMonitorClient:
+    def __call__(self, owner: SaveOwner = FIRST, retry: RetryPolicy = QUICK) -> HttpMonitorClient:
         client = HttpMonitorClient(
             self.url,
             attempt=owner.attempt,

@@ -9,15 +9,15 @@ from trainsync.api.status import (
     RollbackStatus,
     WeightsStatus,
 )
-from trainsync.monitor.ledger.saves import AbortReason, Cause, SaveKey
-from trainsync.monitor.server.events import WAITING_KEPT, Event, EventQueue, Reason
+from trainsync.monitor.ledger.saves import AbortCause, AbortReason, SaveKey
+from trainsync.monitor.server.events import WAITING_KEPT, EventQueue, EventReason, MonitorEvent
 from trainsync.monitor.server.views import ConditionView, CoreView
 
 from tests.unit.monitor.page.pages import explorers
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, STATE_DICT, Clock
 
 KEY = SaveKey(FIRST, 10, CHECKPOINT)
-BOOM = Cause(AbortReason.PARTICIPANT_FAILED, "model.0: boom")
+BOOM = AbortCause(AbortReason.PARTICIPANT_FAILED, "model.0: boom")
 UNKNOWN, GOOD, BAD = ConditionStatus.UNKNOWN, ConditionStatus.TRUE, ConditionStatus.FALSE
 
 
@@ -40,11 +40,11 @@ def fleet(*states: str) -> WeightsStatus:
     return WeightsStatus(trainer_version=9, lag=0, method="nccl", explorers=who)
 
 
-def told(queue: EventQueue) -> list[Event]:
+def told(queue: EventQueue) -> list[MonitorEvent]:
     return list(iter(queue.take, None))
 
 
-def said(queue: EventQueue) -> list[tuple[Reason, str]]:
+def said(queue: EventQueue) -> list[tuple[EventReason, str]]:
     return [(event.reason, event.message) for event in told(queue)]
 
 
@@ -53,8 +53,8 @@ def test_each_flip_of_health_is_told_once() -> None:
     for health in (UNKNOWN, UNKNOWN, GOOD, GOOD, BAD, BAD, GOOD, UNKNOWN):
         queue.see(view(health, f"it is {health.value}"))
     assert said(queue) == [
-        (Reason.CHECKPOINT_UNHEALTHY, "it is False"),
-        (Reason.CHECKPOINT_HEALTHY, "it is True"),
+        (EventReason.CHECKPOINT_UNHEALTHY, "it is False"),
+        (EventReason.CHECKPOINT_HEALTHY, "it is True"),
     ]
 
 
@@ -62,11 +62,13 @@ def test_aborts_are_warnings_with_their_cause_and_skips_are_not_told() -> None:
     queue = EventQueue(Clock())
     queue.aborted(KEY, BOOM)
     queue.aborted(SaveKey(FIRST, 10, STATE_DICT), BOOM)
-    queue.aborted(SaveKey(FIRST, 11, CHECKPOINT), Cause(AbortReason.SKIPPED, "skipped: no slot"))
+    queue.aborted(
+        SaveKey(FIRST, 11, CHECKPOINT), AbortCause(AbortReason.SKIPPED, "skipped: no slot")
+    )
     events = told(queue)
     assert [(event.reason, event.message) for event in events] == [
-        (Reason.CHECKPOINT_ABORTED, "checkpoint 10 of attempt 0: model.0: boom"),
-        (Reason.STATE_DICT_ABORTED, "state_dict 10 of attempt 0: model.0: boom"),
+        (EventReason.CHECKPOINT_ABORTED, "checkpoint 10 of attempt 0: model.0: boom"),
+        (EventReason.STATE_DICT_ABORTED, "state_dict 10 of attempt 0: model.0: boom"),
     ]
     assert all(event.warning for event in events)
 
@@ -97,8 +99,8 @@ def test_explorers_that_are_lost_and_come_back_are_told_together() -> None:
     ):
         queue.see(view(UNKNOWN, weights=weights))
     assert said(queue) == [
-        (Reason.EXPLORER_LOST, "2 explorers are lost: e-0, e-1."),
-        (Reason.EXPLORER_BACK, "Explorer e-0 is back."),
+        (EventReason.EXPLORER_LOST, "2 explorers are lost: e-0, e-1."),
+        (EventReason.EXPLORER_BACK, "Explorer e-0 is back."),
     ]
 
 
@@ -117,8 +119,8 @@ def test_what_the_monitor_before_told_is_not_told_again() -> None:
     assert said(queue) == []
     queue.see(view(GOOD, weights=fleet("lost", "lost")))
     assert said(queue) == [
-        (Reason.CHECKPOINT_HEALTHY, "why"),
-        (Reason.EXPLORER_LOST, "Explorer e-1 is lost."),
+        (EventReason.CHECKPOINT_HEALTHY, "why"),
+        (EventReason.EXPLORER_LOST, "Explorer e-1 is lost."),
     ]
 
 
@@ -127,7 +129,7 @@ def test_a_new_runs_status_is_taken_as_it_is() -> None:
     queue.begin({})
     queue.begin({"weights": {"from": "another version"}})
     queue.see(view(GOOD))
-    assert said(queue) == [(Reason.CHECKPOINT_HEALTHY, "why")]
+    assert said(queue) == [(EventReason.CHECKPOINT_HEALTHY, "why")]
 
 
 def test_what_happens_again_while_it_waits_is_counted() -> None:
@@ -139,8 +141,8 @@ def test_what_happens_again_while_it_waits_is_counted() -> None:
     queue.damaged(CHECKPOINT, "checkpoint 4 is damaged")
     events = told(queue)
     assert [(event.reason, event.count) for event in events] == [
-        (Reason.STATE_DICT_DAMAGED, 1),
-        (Reason.CHECKPOINT_DAMAGED, 2),
+        (EventReason.STATE_DICT_DAMAGED, 1),
+        (EventReason.CHECKPOINT_DAMAGED, 2),
     ]
     assert events[1].time == clock()
 
@@ -165,8 +167,8 @@ def test_the_answer_to_a_rollback_is_told_once_and_not_again_by_the_next_monitor
     for state in (RollbackState.ACCEPTED, RollbackState.ACCEPTED, RollbackState.DONE):
         queue.see(asked(state))
     assert said(queue) == [
-        (Reason.ROLLBACK_ACCEPTED, "it is Accepted"),
-        (Reason.ROLLED_BACK, "it is Done"),
+        (EventReason.ROLLBACK_ACCEPTED, "it is Accepted"),
+        (EventReason.ROLLED_BACK, "it is Done"),
     ]
     again = EventQueue(Clock())
     done = asked(RollbackState.DONE)
@@ -174,5 +176,5 @@ def test_the_answer_to_a_rollback_is_told_once_and_not_again_by_the_next_monitor
     again.see(done)
     again.see(asked(RollbackState.REFUSED))
     assert [(event.reason, event.warning) for event in told(again)] == [
-        (Reason.ROLLBACK_REFUSED, True)
+        (EventReason.ROLLBACK_REFUSED, True)
     ]

@@ -13,11 +13,11 @@ from trainsync.api.protocol import (
     ServerReport,
     WeightsReport,
 )
-from trainsync.monitor.ledger.saves import AbortReason, Cause, SaveKey
+from trainsync.monitor.ledger.saves import AbortCause, AbortReason, SaveKey
 from trainsync.monitor.server.metrics import MonitorMetrics
 from trainsync.monitor.server.metrics_catalogue import CATALOGUE, RUN_LABELS
 from trainsync.monitor.serving.roster import ServerRoster
-from trainsync.weights.synchronizer.counts import Way
+from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync_operator.metrics.catalogue import CATALOGUE as OPERATOR_CATALOGUE
 
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, STATE_DICT, request, write_all
@@ -55,7 +55,7 @@ def full_scrape(root: Path) -> bytes:
             last_bytes=10,
             syncs=1,
             losses=dict.fromkeys(LOSSES, 1),
-            taken=dict.fromkeys(Way, 1),
+            taken=dict.fromkeys(TransferKind, 1),
             resends=1,
             explorers=explorers,
         ),
@@ -63,7 +63,7 @@ def full_scrape(root: Path) -> bytes:
     for number in range(300):
         with servers.reporting(f"s{number}", ServerReport(servers="rollouts", ready=True)):
             pass
-    metrics.aborted(SaveKey(FIRST, 6, CHECKPOINT), Cause(AbortReason.IO_ERROR, "full"))
+    metrics.aborted(SaveKey(FIRST, 6, CHECKPOINT), AbortCause(AbortReason.IO_ERROR, "full"))
     metrics.io_error("scan")
     for code in ("fenced", "invalid"):
         metrics.refused(code)

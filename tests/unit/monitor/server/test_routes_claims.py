@@ -8,7 +8,7 @@ import pytest
 from trainsync.api.protocol import SaveState
 from trainsync.kube.client import KubeError
 from trainsync.monitor import errors
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 
 from tests.unit.monitor.fakes import FakeApi, Signer
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, SECOND, request, write_all
@@ -18,7 +18,7 @@ from tests.unit.monitor.server.clients import PATIENT, Clients
 def test_an_entrypoint_that_starts_twice_is_refused(clients: Clients) -> None:
     clients().claim("main")
     clients().claim("main")  # the same incarnation asks again: its answer was lost
-    second = clients(Owner(0, "zzzzzzzz"))
+    second = clients(SaveOwner(0, "zzzzzzzz"))
     with pytest.raises(errors.ClaimRefusedError, match="runs once per attempt"):
         second.claim("main")
     with pytest.raises(errors.FencedError):

@@ -11,7 +11,7 @@ from trainsync.api.protocol import DamageReport
 from trainsync.monitor import errors
 from trainsync.monitor.client.http import HttpMonitorClient, HttpSettings
 from trainsync.monitor.client.retry import RetryPolicy
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.digest import file_digest
 from trainsync.storage.inspect import digests
 from trainsync.storage.layout import RunDirectory
@@ -22,7 +22,7 @@ from tests.unit.monitor.resume.resuming import flip, is_committed
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, SECOND, request, write_all
 from tests.unit.monitor.server.clients import QUICK
 
-Connect = Callable[[Owner], HttpMonitorClient]
+Connect = Callable[[SaveOwner], HttpMonitorClient]
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def connect(monitor: RunningMonitor, api: FakeApi, token_file: Path) -> Iterator
     """A job claims the next attempt."""
     made: list[HttpMonitorClient] = []
 
-    def claim(owner: Owner) -> HttpMonitorClient:
+    def claim(owner: SaveOwner) -> HttpMonitorClient:
         api.set_status(owner.attempt, 0)
         client = HttpMonitorClient(
             monitor.url,
@@ -57,7 +57,7 @@ def connect(monitor: RunningMonitor, api: FakeApi, token_file: Path) -> Iterator
 def train(client: HttpMonitorClient, root: Path, *steps: int) -> None:
     for step in steps:
         client.register(request(step))
-        write_all(root, Owner(client.attempt, client.incarnation), step)
+        write_all(root, SaveOwner(client.attempt, client.incarnation), step)
         assert client.save_status(CHECKPOINT, step, 20).manifest_digest is not None
 
 

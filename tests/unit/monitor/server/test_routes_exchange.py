@@ -5,13 +5,13 @@ import threading
 import pytest
 from trainsync.api.protocol import SynchronizerAnswer, SynchronizerAnswers, SynchronizerCall
 from trainsync.monitor.errors import FencedError
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 
 from tests.unit.monitor.fakes import FakeApi
 from tests.unit.monitor.saves import FIRST
 from tests.unit.monitor.server.clients import Clients
 
-EXPLORERS = Owner(0, "eeeeeeee0")
+EXPLORERS = SaveOwner(0, "eeeeeeee0")
 CALL = SynchronizerCall(id="0123456789ab", method="get_contact")
 
 

@@ -10,7 +10,7 @@ from trainsync.kube.client import KubeError
 from trainsync.monitor.kube.run_reader import RunFacts, RunReader, StaleRunError
 from trainsync.monitor.ledger.ledger import Ledger
 from trainsync.monitor.ledger.progress import ProgressTracker
-from trainsync.monitor.ledger.saves import CommittedInfo, Owner
+from trainsync.monitor.ledger.saves import CommittedInfo, SaveOwner
 from trainsync.monitor.server import status as status_writer
 from trainsync.monitor.server.status import StatusWriter
 from trainsync.monitor.server.views import CoreView, LeasesView, build
@@ -18,7 +18,7 @@ from trainsync.monitor.server.views import CoreView, LeasesView, build
 from tests.unit.monitor.fakes import UID, FakeApi
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-OWNER = Owner(0, "aaaaaaaa")
+OWNER = SaveOwner(0, "aaaaaaaa")
 
 
 def view(*, committed: int | None = None, error: str | None = None) -> CoreView:

@@ -16,7 +16,7 @@ from trainsync.api.status import ProofVerdict
 from trainsync.monitor import errors
 from trainsync.monitor.client.http import HttpMonitorClient
 from trainsync.monitor.client.servers import ServersClient
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 
 from tests.unit.monitor.asking import metrics
 from tests.unit.monitor.fakes import UID, FakeApi, RunningMonitor, Signer, eventually
@@ -34,7 +34,9 @@ def server(monitor: RunningMonitor, signer: Signer, tmp_path: Path) -> Iterator[
     made.close()
 
 
-def trainer(monitor: RunningMonitor, token_file: Path, owner: Owner = FIRST) -> HttpMonitorClient:
+def trainer(
+    monitor: RunningMonitor, token_file: Path, owner: SaveOwner = FIRST
+) -> HttpMonitorClient:
     made = HttpMonitorClient(
         monitor.url, attempt=owner.attempt, incarnation=owner.incarnation, token_file=token_file
     )
@@ -44,7 +46,7 @@ def trainer(monitor: RunningMonitor, token_file: Path, owner: Owner = FIRST) -> 
 
 def commit(client: HttpMonitorClient, volume: Path, step: int) -> None:
     client.register(request(step, STATE_DICT))
-    write_all(volume, Owner(client.attempt, client.incarnation), step, STATE_DICT)
+    write_all(volume, SaveOwner(client.attempt, client.incarnation), step, STATE_DICT)
     assert client.save_status(STATE_DICT, step, 30).manifest_digest is not None
 
 

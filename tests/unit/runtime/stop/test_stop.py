@@ -100,11 +100,7 @@ def test_the_listener_answers_once_and_again_for_the_next_request() -> None:
     assert listener.close(1.0)
 
 
-def test_a_monitor_that_is_away_or_older_is_asked_again_and_one_of_the_next_attempt_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("trainsync.runtime.stop.listener._AWAY_SECONDS", 0.01)
-    monkeypatch.setattr("trainsync.runtime.stop.listener._OLDER_SECONDS", 0.01)
+def test_a_monitor_away_or_older_is_asked_again_and_one_of_the_next_attempt_is_not() -> None:
     for error, goes_on in (
         (MonitorUnavailableError("away"), True),
         (NotServedError("404"), True),
@@ -112,7 +108,7 @@ def test_a_monitor_that_is_away_or_older_is_asked_again_and_one_of_the_next_atte
     ):
         monitor = Monitor()
         monitor.error = error
-        listener = StopListener(monitor)
+        listener = StopListener(monitor, away=0.01, older=0.01)
         eventually(lambda: len(monitor.polls) > 0)  # noqa: B023
         if goes_on:
             eventually(lambda: len(monitor.polls) > 2)  # noqa: B023

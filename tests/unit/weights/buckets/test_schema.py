@@ -1,20 +1,22 @@
 """`Schema`: it survives the wire, and a version that is not covered exactly once is refused."""
 
 import pytest
-from trainsync.weights.buckets.schema import Piece, Schema, check_cover
+from trainsync.weights.buckets.schema import Schema, SchemaEntry, check_cover
 from trainsync.weights.errors import InconsistentUploadError
 
 
-def piece(start: tuple[int, ...], shape: tuple[int, ...], full: tuple[int, ...] = (4, 2)) -> Piece:
-    return Piece("w", "float32", 4, full, start, shape, 0, 0)
+def piece(
+    start: tuple[int, ...], shape: tuple[int, ...], full: tuple[int, ...] = (4, 2)
+) -> SchemaEntry:
+    return SchemaEntry("w", "float32", 4, full, start, shape, 0, 0)
 
 
-def schemas(*pieces: Piece) -> list[Schema]:
+def schemas(*pieces: SchemaEntry) -> list[Schema]:
     return [Schema((p,)) for p in pieces]
 
 
 def test_a_schema_survives_the_wire() -> None:
-    schema = Schema((piece((0, 0), (4, 2)), Piece("b.ü", "bfloat16", 2, (), (), (), 3, 7)))
+    schema = Schema((piece((0, 0), (4, 2)), SchemaEntry("b.ü", "bfloat16", 2, (), (), (), 3, 7)))
     assert Schema.decode(schema.encode()) == schema
 
 
@@ -41,7 +43,7 @@ def test_bytes_that_are_no_schema_are_refused(data: bytes) -> None:
     ],
     ids=["whole", "rows", "columns", "quarters", "scalar", "empty"],
 )
-def test_what_is_covered_exactly_once_is_accepted(pieces: list[Piece]) -> None:
+def test_what_is_covered_exactly_once_is_accepted(pieces: list[SchemaEntry]) -> None:
     check_cover(schemas(*pieces))
 
 
@@ -59,6 +61,8 @@ def test_what_is_covered_exactly_once_is_accepted(pieces: list[Piece]) -> None:
         ([piece((0, 0), (2, 2)), piece((2, 0), (2, 2), (4, 3))], "disagree"),
     ],
 )
-def test_what_is_not_covered_exactly_once_is_refused(pieces: list[Piece], reason: str) -> None:
+def test_what_is_not_covered_exactly_once_is_refused(
+    pieces: list[SchemaEntry], reason: str
+) -> None:
     with pytest.raises(InconsistentUploadError, match=reason):
         check_cover(schemas(*pieces))

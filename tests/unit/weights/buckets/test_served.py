@@ -3,7 +3,7 @@
 import pytest
 import torch
 from trainsync.weights.buckets.layout import StreamSchema, TensorMeta
-from trainsync.weights.buckets.served import Served, StagingSet, WeightSets, views_of
+from trainsync.weights.buckets.served import ServedVersion, StagingSet, WeightSets, views_of
 from trainsync.weights.errors import InconsistentUploadError
 
 SCHEMA = StreamSchema(
@@ -18,7 +18,7 @@ SCHEMA = StreamSchema(
 def serve(sets: WeightSets, version: int) -> StagingSet:
     staged = sets.stage(SCHEMA)
     staged.data.fill_(version)
-    sets.flip(staged, Served(0, version, "digest", staged.tensors))
+    sets.flip(staged, ServedVersion(0, version, "digest", staged.tensors))
     return staged
 
 
@@ -91,10 +91,10 @@ def test_foreign_memory_is_handed_back_and_never_written_to() -> None:
     sets = WeightSets()
     serve(sets, 1)
     theirs = views_of(SCHEMA, torch.zeros(SCHEMA.total, dtype=torch.uint8), ours=False)
-    sets.flip(theirs, Served(0, 2, "digest", theirs.tensors))
+    sets.flip(theirs, ServedVersion(0, 2, "digest", theirs.tensors))
     own = sets.stage(SCHEMA)
     assert own is not theirs
-    assert sets.flip(own, Served(0, 3, "digest", own.tensors)) is theirs
+    assert sets.flip(own, ServedVersion(0, 3, "digest", own.tensors)) is theirs
     assert sets.stage(SCHEMA) is not theirs
 
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from trainsync.weights.buckets.layout import StreamSchema, TensorMeta, plan_buckets
-from trainsync.weights.buckets.served import Served, WeightSets, allocate
-from trainsync.weights.delta.base import DeltaBase, Held, blocks_of
+from trainsync.weights.buckets.served import ServedVersion, WeightSets, allocate
+from trainsync.weights.delta.base import DeltaBase, HeldVersion, blocks_of
 from trainsync.weights.delta.codec import Segment
 from trainsync.weights.delta.wire import change
 from trainsync.weights.errors import (
@@ -43,11 +43,11 @@ def model(value: float = 0.0) -> Named:
     return tensors
 
 
-def held_bytes(held: Held) -> bytes:
+def held_bytes(held: HeldVersion) -> bytes:
     return held.memory.data.numpy().tobytes()
 
 
-def advance(base: DeltaBase, tensors: Named) -> Held:
+def advance(base: DeltaBase, tensors: Named) -> HeldVersion:
     return base.advance(lambda: tensors)
 
 
@@ -162,14 +162,14 @@ def test_the_second_set_is_a_copy_of_the_served_one_only_without_writers_and_rea
     sets, schema = WeightSets(), StreamSchema((TensorMeta("a", "uint8", 1, (4,)),))
     first = allocate(schema)
     first.data.fill_(1)
-    sets.flip(first, Served(0, 1, "one", first.tensors))
+    sets.flip(first, ServedVersion(0, 1, "one", first.tensors))
     second = sets.copy_of_served()
     assert second is not first
     assert second.data.tolist() == [1] * 4
     assert second.holds == "one"
     second.data.fill_(2)
     with sets.reading():
-        sets.flip(second, Served(0, 2, "two", second.tensors))
+        sets.flip(second, ServedVersion(0, 2, "two", second.tensors))
         assert sets.spare_of("one") is None, "somebody reads it"
     assert sets.spare_of("one") is first
     assert sets.spare_of("two") is None

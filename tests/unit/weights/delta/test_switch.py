@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trainsync.weights.buckets.schema import Piece, Schema
+from trainsync.weights.buckets.schema import Schema, SchemaEntry
 from trainsync.weights.delta.switch import OFF_AFTER, DeltaSwitch, delta_share, ranges, sample_of
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
@@ -114,8 +114,8 @@ def test_a_broadcast_stops_looking_for_what_changed_and_begins_again_and_says_so
 
 
 def test_an_upload_stops_looking_into_the_buckets_that_change_and_into_no_others() -> None:
-    hot = [Piece("hot", "bfloat16", 2, (9999,), (0,), (9999,), 0, 0)]
-    cold = [Piece("cold", "bfloat16", 2, (9999,), (0,), (9999,), 1, 0)]
+    hot = [SchemaEntry("hot", "bfloat16", 2, (9999,), (0,), (9999,), 0, 0)]
+    cold = [SchemaEntry("cold", "bfloat16", 2, (9999,), (0,), (9999,), 1, 0)]
     base = UploadBase()
     base.expect(Schema((*hot, *cold)))
     generator = np.random.default_rng(3)

@@ -11,7 +11,7 @@ import torch
 from trainsync.weights.buckets.layout import plan_buckets
 from trainsync.weights.buckets.served import StagingSet, allocate
 from trainsync.weights.delta import base as base_module
-from trainsync.weights.delta.base import DeltaBase, Held
+from trainsync.weights.delta.base import DeltaBase, HeldVersion
 from trainsync.weights.delta.codec import Segment
 from trainsync.weights.delta.wire import DeltaSending, change, receive_segments
 from trainsync.weights.errors import DeltaError, GroupFailedError
@@ -44,14 +44,14 @@ def base(monkeypatch: pytest.MonkeyPatch) -> DeltaBase:
     return base
 
 
-def explorer(held: Held) -> StagingSet:
+def explorer(held: HeldVersion) -> StagingSet:
     """A set with what the trainer holds."""
     staged = allocate(held.memory.schema)
     staged.data.copy_(held.memory.data)
     return staged
 
 
-def held_by(base: DeltaBase) -> Held:
+def held_by(base: DeltaBase) -> HeldVersion:
     assert base.held is not None
     return base.held
 

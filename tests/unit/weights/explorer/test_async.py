@@ -102,7 +102,7 @@ class KeepingEngine(PlainEngine):
 @pytest.fixture
 def synchronizer(monkeypatch: pytest.MonkeyPatch) -> Synchronizer:
     made = Synchronizer()
-    monkeypatch.setattr(connection, "Connection", lambda *_: made)
+    monkeypatch.setattr(connection, "SynchronizerConnection", lambda *_: made)
     return made
 
 

@@ -52,7 +52,7 @@ def test_fetching_has_what_waiting_has_left_of_the_time(
     least: float,
     most: float,
 ) -> None:
-    monkeypatch.setattr(connection, "Connection", SlowSynchronizer)
+    monkeypatch.setattr(connection, "SynchronizerConnection", SlowSynchronizer)
     source = Source()
     client = ExplorerClient(None, "e", client_seconds, source)
     try:

@@ -55,7 +55,7 @@ def volume() -> Volume:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch, volume: Volume) -> Iterator[ExplorerClient]:
-    monkeypatch.setattr(connection, "Connection", Synchronizer)
+    monkeypatch.setattr(connection, "SynchronizerConnection", Synchronizer)
     client = ExplorerClient(None, "e", 20.0, volume)
     yield client
     client.leave()

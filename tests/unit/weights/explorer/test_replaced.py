@@ -46,7 +46,7 @@ class Source(WeightSource):
 @pytest.fixture
 def source(monkeypatch: pytest.MonkeyPatch) -> Source:
     monkeypatch.setattr(Replacing, "renewals", 0)
-    monkeypatch.setattr(connection, "Connection", Replacing)
+    monkeypatch.setattr(connection, "SynchronizerConnection", Replacing)
     monkeypatch.setattr("trainsync.weights.threads.ray_is_there", lambda: True)
     return Source()
 

@@ -46,7 +46,7 @@ class Explorer:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: bool) -> None:
         self.synchronizer, self.source = Synchronizer(), Source()
-        monkeypatch.setattr(connection, "Connection", lambda *_: self.synchronizer)
+        monkeypatch.setattr(connection, "SynchronizerConnection", lambda *_: self.synchronizer)
         self.client = ExplorerClient(None, "e", 20.0, self.source, **options)
 
     def take(self, state: dict[str, torch.Tensor]) -> int:

@@ -12,7 +12,7 @@ from trainsync.weights.errors import WeightsTimeoutError
 from trainsync.weights.pacing.messages import Batch, TrainerPlan, Turn
 from trainsync.weights.pacing.policy import ExplorerMove
 from trainsync.weights.pacing.scheduler import PaceScheduler
-from trainsync.weights.synchronizer.roster import LOST, Explorer, Loss, Roster, Serving
+from trainsync.weights.synchronizer.roster import LOST, Explorer, LossReason, Roster, Serving
 from trainsync.weights.synchronizer.state import WeightsState
 from trainsync.weights.versions import Announcement, CheckpointLocation, Published, VersionMeta
 
@@ -110,7 +110,7 @@ class Run:
             assert any(fault.kind == "die" for fault in self.faults), "nobody had died"
             return self._in(1.0, lambda: None)  # a new attempt asks again
         for name in order.give_up:
-            self.roster.give_up(name, "late", Loss.NOT_READY)
+            self.roster.give_up(name, "late", LossReason.NOT_READY)
         if order.publish:
             assert self.sent != self.step, "sent twice"
             self.sent, self.busy = self.step, True
@@ -181,7 +181,7 @@ class Run:
             self.books = PaceScheduler(self.state.versions.aborted)
         elif fault.name in self.lives and fault.kind == "quarantine":
             if self._known(fault.name).status != LOST:
-                self.roster.give_up(fault.name, "a test", Loss.QUARANTINED)
+                self.roster.give_up(fault.name, "a test", LossReason.QUARANTINED)
         elif fault.name in self.lives:
             life = self.lives.pop(fault.name)
             self.acting.discard(fault.name)
@@ -189,7 +189,7 @@ class Run:
 
     def _starts(self, name: str, life: int = 0) -> None:
         if name in self.roster.explorers and self._known(name).status != LOST:
-            self.roster.give_up(name, "silent", Loss.SILENT)
+            self.roster.give_up(name, "silent", LossReason.SILENT)
         self.lives[name] = life
         self.roster.register(name, self._session(name), self.now)
         self.books.join(name, self._session(name), self.roster.explorers)

@@ -4,14 +4,14 @@ import pytest
 from trainsync.weights.pacing.catch_up import CatchUps
 from trainsync.weights.synchronizer.roster import LOST, REQUIRE_SYNC, RUNNING, Serving
 from trainsync.weights.synchronizer.state import WeightsState
-from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.link import TrainerEndpoint
 from trainsync.weights.versions import Announcement, Published, VersionMeta
 
 
 @pytest.fixture
 def state() -> WeightsState:
     state = WeightsState()
-    state.set_group(Endpoint("h", 1, 0, "t"))
+    state.set_group(TrainerEndpoint("h", 1, 0, "t"))
     return state
 
 

@@ -22,7 +22,7 @@ from trainsync.weights.pacing.loops import ExplorerPace
 from trainsync.weights.pacing.messages import TrainerPlan
 from trainsync.weights.pacing.policy import SyncPolicy
 from trainsync.weights.synchronizer.actor import Synchronizer
-from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.link import TrainerEndpoint
 from trainsync.weights.versions import Announcement, Published
 
 from tests.unit.monitor.fakes import eventually
@@ -45,7 +45,7 @@ class Run:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._synchronizer = Synchronizer("ns")
-        self.call("setup_weight_sync_group", Endpoint("h", 1, 0, "t"))
+        self.call("setup_weight_sync_group", TrainerEndpoint("h", 1, 0, "t"))
 
     def call(self, method: str, *arguments: Any) -> Any:
         async def answer() -> Any:

@@ -12,7 +12,7 @@ from trainsync.weights.pacing.aborted_limit import MOST_IN_A_ROW
 from trainsync.weights.pacing.messages import TrainerOrder, TrainerPlan, Turn
 from trainsync.weights.pacing.policy import ExplorerMove, SyncPolicy
 from trainsync.weights.pacing.scheduler import PaceScheduler
-from trainsync.weights.synchronizer.roster import LOST, Loss, Roster
+from trainsync.weights.synchronizer.roster import LOST, LossReason, Roster
 
 from tests.unit.weights.pacing.pacing_simulation import LEASE, Fault, Run
 
@@ -162,7 +162,7 @@ def test_an_explorer_that_holds_up_a_step_for_the_timeout_is_given_up_and_the_re
     assert books.order(roster.explorers, 0, 100.0).seconds == 50.0
     assert books.order(roster.explorers, 0, 149.0).seconds == 1.0
     assert books.order(roster.explorers, 0, 150.0).give_up == {"b"}
-    roster.give_up("b", "late", Loss.NOT_READY)
+    roster.give_up("b", "late", LossReason.NOT_READY)
     assert [batch.explorer for batch in books.order(roster.explorers, 0, 150.0).batches] == ["a"]
 
 
@@ -305,7 +305,7 @@ def test_at_the_end_explorers_take_the_last_version_and_make_nothing() -> None:
 
 def test_one_that_came_back_and_lags_is_not_waited_for() -> None:
     books, roster = started(FIXED, "a", "b")
-    roster.give_up("b", "silent", Loss.SILENT)
+    roster.give_up("b", "silent", LossReason.SILENT)
     assert roster.explorers["b"].status == LOST
     roster.rejoin("b", "b", None, 0.0)
     books.join("b", "b", roster.explorers)

@@ -9,7 +9,7 @@ import torch
 from trainsync.weights.proof.canaries import make_canaries
 from trainsync.weights.proof.comparing import Proven, Refuted, compare
 from trainsync.weights.proof.record import Proof
-from trainsync.weights.proof.server_digests import Seen, expected_digests, look
+from trainsync.weights.proof.server_digests import ServerDigests, expected_digests, look
 from trainsync.weights.proof.tolerance import measured_tolerance
 
 from tests.corruptions.catalogue import CATALOGUE
@@ -44,7 +44,7 @@ def test_every_class_is_caught_and_a_clean_update_is_not(kind: Kind, tmp_path: P
         old, new = states[3:]
         clean = compare(proof, said[4], before=before, said_before=said[3])
         assert isinstance(clean, Proven)
-        seen, _ = look(_digests(old), _digests(old), Seen())
+        seen, _ = look(_digests(old), _digests(old), ServerDigests())
         rng = random.Random(0)
         for corruption, _ in itertools.product(CATALOGUE, range(2)):
             served = corruption.fault(rng, old, new)

@@ -3,7 +3,7 @@
 import hashlib
 
 import torch
-from trainsync.weights.proof.server_digests import Seen, expected_digests, look
+from trainsync.weights.proof.server_digests import ServerDigests, expected_digests, look
 
 _PREFIX = "dp0:pp0:pcp0:tp0:"
 
@@ -28,12 +28,12 @@ def _server(weights: dict[str, torch.Tensor]) -> dict[str, str]:
     }
 
 
-_NOTHING = Seen()
+_NOTHING = ServerDigests()
 
 
 def _look(
-    weights: dict[str, torch.Tensor], digests: dict[str, str], before: Seen = _NOTHING
-) -> tuple[Seen, str | None]:
+    weights: dict[str, torch.Tensor], digests: dict[str, str], before: ServerDigests = _NOTHING
+) -> tuple[ServerDigests, str | None]:
     return look(digests, expected_digests(weights, digests), before)
 
 
@@ -61,7 +61,7 @@ def test_unknown_layouts_that_changed_before_and_do_not_now_are_stale() -> None:
     def digests(version: str) -> dict[str, str]:
         return {"packed": version, "norm": "0"}
 
-    first, _ = look(digests("1"), {}, Seen())
+    first, _ = look(digests("1"), {}, ServerDigests())
     second, problem = look(digests("2"), {}, first)
     assert problem is None
     assert second.changed == {"packed"}

@@ -11,7 +11,7 @@ from trainsync.weights.pacing.calls import TrainerTask
 from trainsync.weights.pacing.messages import TrainerPlan
 from trainsync.weights.pacing.policy import SyncPolicy, SyncStyle
 from trainsync.weights.synchronizer.actor import Synchronizer
-from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.link import TrainerEndpoint
 from trainsync.weights.versions import Announcement, Published
 
 Scenario = Callable[[Synchronizer], Coroutine[Any, Any, None]]
@@ -81,7 +81,7 @@ def test_only_trainers_and_registered_explorers_say_that_they_are_ready() -> Non
 def test_explorers_find_where_the_trainer_broadcasts_from() -> None:
     async def scenario(synchronizer: Synchronizer) -> None:
         assert await synchronizer.get_weight_sync_group() is None
-        endpoint = Endpoint("10.0.0.1", 4242, 0, "secret")
+        endpoint = TrainerEndpoint("10.0.0.1", 4242, 0, "secret")
         await synchronizer.setup_weight_sync_group(endpoint)
         assert await synchronizer.get_weight_sync_group() == endpoint
         assert "secret" not in repr(endpoint)
@@ -108,7 +108,7 @@ def test_training_that_waits_for_an_explorer_without_weights_sends_them_again_on
     plan = TrainerPlan(SyncPolicy(SyncStyle.FIXED, timeout=60.0), 1)
 
     async def scenario(synchronizer: Synchronizer) -> None:
-        await synchronizer.setup_weight_sync_group(Endpoint("10.0.0.1", 4242, 0, "t"))
+        await synchronizer.setup_weight_sync_group(TrainerEndpoint("10.0.0.1", 4242, 0, "t"))
         assert await synchronizer.next_trainer_task(plan, 0, None, 5.0) == TrainerTask(publish=True)
         await synchronizer.announce(Announcement(Published.broadcast(0, "d", 10)))
         trainer = asyncio.create_task(synchronizer.next_trainer_task(plan, 0, 0, 15.0))

@@ -77,7 +77,7 @@ def test_signs_of_life_end_with_ray(
 
 def test_ray_is_not_called_any_more_once_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "ray_is_there", lambda: True)
-    monkeypatch.setattr(threads, "_calls", threads._Calls())
+    monkeypatch.setattr(threads, "_calls", threads._RayCalls())
     entered, leave = threading.Event(), threading.Event()
 
     def call() -> None:

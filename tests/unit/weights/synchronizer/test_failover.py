@@ -92,15 +92,12 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     monkeypatch.setattr(failover.threads, "ray", one)
     monkeypatch.setattr(synchronizer, "ray", one)
     monkeypatch.setattr(failover.threads, "ray_is_there", lambda: True)
-    monkeypatch.setattr(failover, "_RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(failover, "_CLOSE_CHECK_SECONDS", 0.01)
-    monkeypatch.setattr(failover, "_START_SECONDS", 0.1)
     return one
 
 
 @pytest.fixture
 def kept(fake: FakeRay) -> Iterator[SynchronizerFailover]:
-    one = SynchronizerFailover("ns")
+    one = SynchronizerFailover("ns", retry=0.01, start=0.1, look=0.01)
     yield one
     assert one.close(TIMEOUT)
 

@@ -7,7 +7,7 @@ import pytest
 import ray
 from trainsync.weights.errors import StaleVersionError, WeightsUnavailableError
 from trainsync.weights.synchronizer import connection
-from trainsync.weights.synchronizer.connection import Connection
+from trainsync.weights.synchronizer.connection import SynchronizerConnection
 from trainsync.weights.synchronizer.ray_errors import one_sentence
 
 DIED = """The actor died unexpectedly before finishing this task.
@@ -51,7 +51,7 @@ def call(error: Exception, monkeypatch: pytest.MonkeyPatch) -> Any:
     method = SimpleNamespace(remote=lambda *_, **__: "answer")
     contact = SimpleNamespace(remote=lambda: "contact")
     handle = SimpleNamespace(announce=method, get_contact=contact)
-    return Connection(handle, 1.0).call("announce", timeout=1.0)
+    return SynchronizerConnection(handle, 1.0).call("announce", timeout=1.0)
 
 
 def of_task(cause: Exception) -> Exception:

@@ -17,7 +17,7 @@ from trainsync.monitor.errors import FencedError, InvalidRequestError, MonitorUn
 from trainsync.weights import errors
 from trainsync.weights.errors import ExplorerLostError, WeightsError, WeightsUnavailableError
 from trainsync.weights.synchronizer import remote
-from trainsync.weights.synchronizer.counts import Way
+from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync.weights.synchronizer.followed_state import Contact
 from trainsync.weights.synchronizer.remote import RemoteConnection, RemoteSynchronizer
 from trainsync.weights.synchronizer.remote_calls import (
@@ -29,11 +29,11 @@ from trainsync.weights.synchronizer.remote_calls import (
     encode_error,
 )
 from trainsync.weights.synchronizer.roster import Serving
-from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.link import TrainerEndpoint
 from trainsync.weights.versions import CheckpointLocation, Published
 
 versions = st.integers(-1, 2**53)
-taken = st.dictionaries(st.sampled_from(Way), st.integers(0, 2**60))
+taken = st.dictionaries(st.sampled_from(TransferKind), st.integers(0, 2**60))
 servings = st.builds(Serving, versions, st.text(), taken)
 
 
@@ -56,7 +56,7 @@ def test_arguments_come_as_they_were_sent(
     [
         ("get_contact", Contact("run/0", True, 30.0)),
         ("get_weight_sync_group", None),
-        ("get_weight_sync_group", Endpoint("10.0.0.1", 4711, 3, "secret")),
+        ("get_weight_sync_group", TrainerEndpoint("10.0.0.1", 4711, 3, "secret")),
         ("wait_new_model_state_dict", None),
         ("wait_new_model_state_dict", 7),
         ("renew", None),

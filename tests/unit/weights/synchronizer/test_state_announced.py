@@ -12,11 +12,11 @@ from trainsync.weights.errors import (
     StaleVersionError,
     SupersededTrainerError,
 )
-from trainsync.weights.synchronizer.failover_state import Changes, FailoverState, rebuild
+from trainsync.weights.synchronizer.failover_state import FailoverState, StateChanges, rebuild
 from trainsync.weights.synchronizer.report import weights_report
-from trainsync.weights.synchronizer.roster import LOST, REQUIRE_SYNC, RUNNING, Loss, Serving
+from trainsync.weights.synchronizer.roster import LOST, REQUIRE_SYNC, RUNNING, LossReason, Serving
 from trainsync.weights.synchronizer.state import WeightsState
-from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.link import TrainerEndpoint
 from trainsync.weights.versions import (
     Announcement,
     CheckpointLocation,
@@ -47,7 +47,7 @@ def state_with(*explorers: str, version: int | None = None) -> WeightsState:
 def rebuilt(state: WeightsState) -> WeightsState:
     failover = FailoverState(-1)
     failover.apply(
-        Changes(
+        StateChanges(
             9,
             (),
             dict(state.explorers),
@@ -99,7 +99,9 @@ def test_a_repeated_announcement_names_lost_and_refusing_explorers() -> None:
     assert (state.explorers["dead"].status, state.explorers["dead"].cause) == (LOST, "it died")
     assert state.explorers["misfit"].cause == "w is too large"
     assert state.roster.behind(5) == ["good"]
-    assert state.roster.losses == {Loss.TRANSFER: 1, Loss.REFUSED: 1}, "nobody counts twice"
+    assert state.roster.losses == {LossReason.TRANSFER: 1, LossReason.REFUSED: 1}, (
+        "nobody counts twice"
+    )
 
 
 def test_a_repeated_announcement_of_a_loss_ends_the_synchronisation() -> None:
@@ -133,7 +135,7 @@ def test_a_version_that_reached_no_explorer_counts_for_lag_also_in_a_rebuilt_sta
     state.note_missed(4, 0.0, {"dead": "it died", "gone": "it left"}, {"e": "no memory"})
     for known in (state, rebuilt(state)):
         assert (known.version, known.versions.offered, known.lag("e")) == (-1, 4, 5)
-    assert state.roster.losses == {Loss.TRANSFER: 1, Loss.REFUSED: 1}
+    assert state.roster.losses == {LossReason.TRANSFER: 1, LossReason.REFUSED: 1}
     state.announce(Announcement(broadcast(5)), 0.0)
     assert state.roster.behind(5) == ["e"], "it can still take the next one"
 
@@ -188,7 +190,7 @@ def test_lost_explorers_are_given_up_and_refusing_ones_live_and_neither_is_await
         "quarantined": 0,
         "refused": 1,
     }
-    assert state.roster.losses == {Loss.TRANSFER: 1, Loss.REFUSED: 1}
+    assert state.roster.losses == {LossReason.TRANSFER: 1, LossReason.REFUSED: 1}
 
 
 def test_a_version_is_announced_however_many_explorers_were_lost_with_it() -> None:
@@ -202,7 +204,7 @@ def test_a_version_is_announced_however_many_explorers_were_lost_with_it() -> No
     )
     assert state.versions.published == broadcast(1)
     assert {known.status for known in state.explorers.values()} == {LOST}
-    assert state.roster.losses[Loss.TRANSFER] == 70, "the others were lost before"
+    assert state.roster.losses[LossReason.TRANSFER] == 70, "the others were lost before"
 
 
 def test_an_explorer_that_refused_a_version_is_awaited_again_after_taking_the_next() -> None:
@@ -239,10 +241,10 @@ def test_a_connected_explorer_is_ready_until_the_trainer_listens_elsewhere() -> 
     assert state.renew("a", "s", 0.0, ready=True)
     assert not state.renew("a", "s", 0.0, ready=True)
     assert (state.roster.ready(0), state.roster.unready(0)) == (["a"], ["b"])
-    state.set_group(Endpoint("h", 1, 0, "t"))
+    state.set_group(TrainerEndpoint("h", 1, 0, "t"))
     assert state.roster.ready(0) == []
     state.renew("a", "s", 0.0, ready=True)
-    state.set_group(Endpoint("h", 1, 0, "t"))
+    state.set_group(TrainerEndpoint("h", 1, 0, "t"))
     assert state.roster.ready(0) == ["a"], "the same group again changes nothing"
     state.give_up("a", "gone", 0.0)
     assert state.roster.ready(0) == []
@@ -250,15 +252,15 @@ def test_a_connected_explorer_is_ready_until_the_trainer_listens_elsewhere() -> 
 
 def test_of_two_trainers_that_claim_a_run_the_older_attempt_is_refused() -> None:
     state = WeightsState()
-    state.set_group(Endpoint("new", 1, 3, "t"))
+    state.set_group(TrainerEndpoint("new", 1, 3, "t"))
     with pytest.raises(SupersededTrainerError, match=r"attempt 3 broadcasts already.* attempt 2"):
-        state.set_group(Endpoint("old", 1, 2, "t"))
-    assert state.group == Endpoint("new", 1, 3, "t")
+        state.set_group(TrainerEndpoint("old", 1, 2, "t"))
+    assert state.group == TrainerEndpoint("new", 1, 3, "t")
 
 
 def test_a_rebuilt_state_knows_the_announced_version_the_group_and_the_counts() -> None:
     state = state_with("a", "b", version=6)
-    state.set_group(Endpoint("h", 1, 0, "t"))
+    state.set_group(TrainerEndpoint("h", 1, 0, "t"))
     state.acknowledge("a", "s", 6, "d", 0.0)
     state.give_up("b", "gone", 3.0)
     again = rebuilt(state)
@@ -266,7 +268,7 @@ def test_a_rebuilt_state_knows_the_announced_version_the_group_and_the_counts() 
     assert again.group == state.group
     assert again.clock.counts == state.clock.counts
     assert again.clock.counts.syncs == 1
-    assert again.roster.losses == {Loss.QUARANTINED: 1}
+    assert again.roster.losses == {LossReason.QUARANTINED: 1}
     with pytest.raises(StaleVersionError):
         again.announce(Announcement(broadcast(6, "other")), 0.0)
 
@@ -311,7 +313,7 @@ def test_no_version_goes_back_whatever_is_announced_or_uploaded_or_rebuilt(
         if what == "rebuild":
             state = rebuild(failover.remembered(), 10.0, 0.0)
         parts = [row for row in state.versions.held() if row.version == state.version]
-        failover.apply(Changes(1, tuple(parts), {}, RUNNING, state.versions.announced))
+        failover.apply(StateChanges(1, tuple(parts), {}, RUNNING, state.versions.announced))
         assert state.version >= newest
         newest = state.version
         assert (newest == -1) == (state.versions.published is None)

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trainsync.weights.errors import InconsistentUploadError, StaleVersionError
-from trainsync.weights.synchronizer.failover_state import Changes, FailoverState, Journal, rebuild
+from trainsync.weights.synchronizer.failover_state import (
+    FailoverState,
+    PartJournal,
+    StateChanges,
+    rebuild,
+)
 from trainsync.weights.synchronizer.roster import REQUIRE_SYNC, RUNNING, STOPPED, Serving
 from trainsync.weights.synchronizer.state import WeightsState
 from trainsync.weights.versions import HeldPart, PartMeta, version_digest
@@ -26,7 +31,7 @@ def held(version: int, rank: int) -> HeldPart:
 
 def failover_of(state: WeightsState, *parts: HeldPart, floor: int = -1) -> FailoverState:
     failover = FailoverState(floor)
-    failover.apply(Changes(9, parts, dict(state.explorers), state.trainer_status))
+    failover.apply(StateChanges(9, parts, dict(state.explorers), state.trainer_status))
     return failover
 
 
@@ -109,7 +114,7 @@ def test_a_waiting_explorer_still_waits_after_a_rebuild() -> None:
 
 
 def test_the_journal_holds_what_the_follower_lacks_and_what_still_counts() -> None:
-    journal = Journal()
+    journal = PartJournal()
     journal.add(1, held(1, 0), published=-1)
     journal.add(2, held(1, 1), published=1)
     journal.taken(1)
@@ -128,7 +133,7 @@ def test_wherever_it_dies_what_was_answered_for_is_there_again(
     uploads: list[tuple[int, int]], polls: set[int], deaths: set[int]
 ) -> None:
     """Like the actor: a part counts as accepted when the follower has it."""
-    failover, state, journal, revision = FailoverState(-1), WeightsState(), Journal(), 0
+    failover, state, journal, revision = FailoverState(-1), WeightsState(), PartJournal(), 0
     answered = WeightsState()
     newest = -1
     for index, (version, rank) in enumerate(uploads):
@@ -137,13 +142,13 @@ def test_wherever_it_dies_what_was_answered_for_is_there_again(
             revision += 1
             journal.add(revision, HeldPart(version, part(rank, version), (version, rank)), newest)
         if index in polls:
-            failover.apply(Changes(revision, journal.parts(), {}, RUNNING))
+            failover.apply(StateChanges(revision, journal.parts(), {}, RUNNING))
             journal.taken(revision)
             answered = rebuild(failover.remembered(), 10.0, 0.0)
             assert answered.version == state.version
             assert answered.versions.held() == state.versions.held()
         if index in deaths:
             state = rebuild(failover.remembered(), 10.0, 0.0)
-            journal, revision = Journal(), 0
+            journal, revision = PartJournal(), 0
             assert state.version == answered.version >= newest
         newest = answered.version

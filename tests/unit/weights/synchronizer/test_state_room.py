@@ -1,7 +1,7 @@
 """The published version makes room for the next one when no explorer needs its bytes."""
 
 import pytest
-from trainsync.weights.synchronizer.failover_state import Changes, FailoverState, rebuild
+from trainsync.weights.synchronizer.failover_state import FailoverState, StateChanges, rebuild
 from trainsync.weights.synchronizer.roster import STOPPED
 from trainsync.weights.synchronizer.state import WeightsState
 from trainsync.weights.versions import HeldPart, PartMeta
@@ -79,10 +79,10 @@ def test_room_is_made_before_the_first_version_too() -> None:
 def test_a_state_that_is_built_again_knows_that_the_bytes_are_gone() -> None:
     state = published(3)
     failover = FailoverState(-1)
-    failover.apply(Changes(1, (HeldPart(3, PART, "ref3"),), {}, state.trainer_status))
+    failover.apply(StateChanges(1, (HeldPart(3, PART, "ref3"),), {}, state.trainer_status))
     assert failover.remembered().parts[0].payload == "ref3"
     state.make_room(4)
-    failover.apply(Changes(2, (), {}, state.trainer_status, withdrawn=3))
+    failover.apply(StateChanges(2, (), {}, state.trainer_status, withdrawn=3))
     remembered = failover.remembered()
     assert [held.payload for held in remembered.parts] == [None]
     again = rebuild(remembered, 10.0, now=5.0)

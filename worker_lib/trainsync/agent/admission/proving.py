@@ -6,7 +6,7 @@ import time
 from trainsync.agent.admission.judgement import Judgement, Verdict
 from trainsync.agent.board import Board
 from trainsync.agent.metrics import AgentMetrics
-from trainsync.agent.state import Served
+from trainsync.agent.state import ReportedWeights
 from trainsync.agent.version import Version
 from trainsync.agent.watching import ServerWatch
 from trainsync.engines.servers.base import ServerDriver
@@ -83,7 +83,7 @@ class Admission:
             return Judgement(tag, Verdict.UNPROVEN, str(error))
         if not self._watch.look():
             return Judgement(tag, Verdict.UNPROVEN, "the server could not be looked at again")
-        if (server := self._board.state.server) != Served(tag, paused=False):
+        if (server := self._board.state.server) != ReportedWeights(tag, paused=False):
             what = "none" if server is None else f"{server.tag!r}" + ", paused" * server.paused
             return Judgement(tag, Verdict.UNPROVEN, f"the server's weights are {what} by now")
         self._expected |= {tag}

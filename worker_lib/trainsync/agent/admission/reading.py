@@ -18,7 +18,7 @@ class NoProofError(WeightsError):
 
 
 @dataclass(frozen=True)
-class Fetched:
+class FetchedVersion:
     """A version.
 
     Attributes:
@@ -47,7 +47,7 @@ class CommittedVersions:
         self._proofs = VolumeSource(directory, name, self._read_proof)
         self._proof: Proof | None = None
 
-    def fetch(self, version: Version, timeout: float) -> Fetched:
+    def fetch(self, version: Version, timeout: float) -> FetchedVersion:
         """A version, verified.
 
         Raises:
@@ -55,7 +55,7 @@ class CommittedVersions:
             Also what `WeightSource.fetch` raises.
         """
         weights = self._weights.fetch(version.published, timeout)
-        return Fetched(weights.state_dict, self._proof)
+        return FetchedVersion(weights.state_dict, self._proof)
 
     def proof(self, version: Version, timeout: float) -> Proof | None:
         """The proof alone; raises as `fetch`."""

@@ -9,18 +9,14 @@ from trainsync.agent.board import Board
 from trainsync.agent.rendezvous.hints import Hints
 from trainsync.agent.rendezvous.report import report_of
 from trainsync.agent.settings import Rendezvous
-from trainsync.agent.state import Limits, Phase
+from trainsync.agent.state import AgentPhase, ReadinessLimits
+from trainsync.agent.times import DEFAULT_TIMES, AgentTimes
 from trainsync.failpoints import failpoint
 from trainsync.monitor.client.servers import ServersClient
 from trainsync.monitor.errors import ForbiddenError, MonitorError, NotServedError
 
 _LOG = logging.getLogger(__name__)
-# A request that waits for news reports nothing new meanwhile.
-_CALM_SECONDS: Final = 5.0
-_BUSY_SECONDS: Final = 1.0
 _LEAST_SECONDS: Final = 0.1
-_FIRST_WAIT: Final = 1.0
-_LONGEST_WAIT: Final = 10.0
 _REFUSED_WAIT: Final = 60.0
 
 
@@ -38,12 +34,14 @@ class MonitorLink:
         self,
         rendezvous: Rendezvous,
         board: Board,
-        limits: Limits,
+        limits: ReadinessLimits,
         hints: Hints,
         stop: threading.Event,
         *,
         agent: str | None = None,
+        times: AgentTimes = DEFAULT_TIMES,
     ) -> None:
+        self._times = times
         self._rendezvous = rendezvous
         self._agent = agent
         self._client = ServersClient(rendezvous.monitor, rendezvous.token_file)
@@ -85,9 +83,10 @@ class MonitorLink:
             agent=self._agent,
             known=self._mark,
         )
-        calm = report.ready and state.phase is Phase.WAITING
+        calm = report.ready and state.phase is AgentPhase.WAITING
         failpoint("agent.reporting")
-        news = self._client.report(report, _CALM_SECONDS if calm else _BUSY_SECONDS)
+        # A report that waits for news tells nothing new meanwhile.
+        news = self._client.report(report, self._times.calm if calm else self._times.busy)
         failpoint("agent.reported")
         self._mark = news.mark
         self._hints.heard(news)
@@ -104,7 +103,8 @@ class MonitorLink:
         if self._failures == 0:
             _LOG.warning("the run's directory alone tells of versions, not the monitor: %s", why)
         self.error = why
-        wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** min(self._failures, 10))
+        retry = self._times.retry * 2 ** min(self._failures, 10)
+        wait = min(self._times.longest_retry, retry)
         # An older monitor knows no such request, or no such token.
         refused = isinstance(error, NotServedError | ForbiddenError)
         self._failures += 1

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from trainsync.agent.state import Limits, State
+from trainsync.agent.state import AgentState, ReadinessLimits
 from trainsync.api.protocol import ServerReport
 from trainsync.api.status import ProofVerdict
 from trainsync.storage.layout import MAX_STEP
@@ -12,8 +12,8 @@ _LONGEST_MESSAGE: Final = 256
 
 
 def report_of(
-    state: State,
-    limits: Limits,
+    state: AgentState,
+    limits: ReadinessLimits,
     now: float,
     *,
     servers: str,
@@ -44,7 +44,7 @@ def report_of(
     )
 
 
-def _message(state: State, why: str | None) -> str | None:
+def _message(state: AgentState, why: str | None) -> str | None:
     judgement, failure = state.last_judgement, state.failure
     text = why
     if judgement is not None and judgement.verdict is ProofVerdict.REFUTED:

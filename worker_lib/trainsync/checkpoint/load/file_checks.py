@@ -44,7 +44,7 @@ class FileChecks:
         self._directory = directory
         self._on_bytes = on_bytes
         self._stop = threading.Event()
-        self._readings = [digests.Reading(directory, entry) for entry in files]
+        self._readings = [digests.ExpectedFile(directory, entry) for entry in files]
         try:
             for reading in self._readings:
                 check_file(directory, reading.entry, with_digest=False)

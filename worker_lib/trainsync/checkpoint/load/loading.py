@@ -13,18 +13,23 @@ from typing import Any
 import torch
 import torch.distributed.tensor  # registers DTensor for weights_only loading
 
-from trainsync.checkpoint.errors import StateMismatchError, WorldSizeMismatchError
-from trainsync.checkpoint.load.agreement import open_agreement
+from trainsync.checkpoint.errors import (
+    LoadFailedError,
+    LoadPeerLostError,
+    StateMismatchError,
+    WorldSizeMismatchError,
+)
 from trainsync.checkpoint.load.reshard.model import ModelLoad
 from trainsync.checkpoint.load.reshard.optimizer import OptimizerLoad
-from trainsync.checkpoint.load.reshard.read import Reading
+from trainsync.checkpoint.load.reshard.read import ComponentRead
 from trainsync.checkpoint.load.reshard.shard_files import Component, find_component
 from trainsync.checkpoint.load.resume import Resume, require_resume
 from trainsync.checkpoint.load.state import Combine, StateLoad
 from trainsync.checkpoint.load.verify import Need, assign, verify, verify_all
 from trainsync.checkpoint.shard_names import shard_file_name
-from trainsync.checkpoint.training_state import Live, Stateful
+from trainsync.checkpoint.training_state import LiveState, Stateful
 from trainsync.dist.agreement import Agreement
+from trainsync.dist.group_agreement import open_agreement
 
 logger = logging.getLogger(__name__)
 
@@ -90,11 +95,11 @@ def load_sharded(
         PeerLostError: another rank is gone; within 15 s.
     """
     require_resume(resume, "load_sharded")
-    ranks = open_agreement(timeout)
-    load = _Load(resume, subdir, ranks)
+    ranks = open_agreement("load", timeout, LoadFailedError, LoadPeerLostError)
+    load = _RankLoad(resume, subdir, ranks)
 
     def plan() -> str:
-        live = Live(scheduler=scheduler, dataloader=dataloader, generators=generators or {})
+        live = LiveState(scheduler=scheduler, dataloader=dataloader, generators=generators or {})
         load.plan(model, optimizer, live, rng, combine_dataloaders)
         return json.dumps([socket.gethostname(), sorted(load.paths)])
 
@@ -115,7 +120,7 @@ def load_sharded(
     return loaded
 
 
-class _Load:
+class _RankLoad:
     """One rank's part of a load, phase by phase."""
 
     def __init__(self, resume: Resume, subdir: str, ranks: Agreement) -> None:
@@ -136,7 +141,7 @@ class _Load:
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | None,
-        live: Live,
+        live: LiveState,
         rng: bool,
         combine: Combine | None,
     ) -> None:
@@ -189,7 +194,7 @@ class _Load:
     def _component(self, name: str) -> Component | None:
         return find_component(self._resume.manifest.files, name, self._subdir)
 
-    def _reading(self, name: str) -> Reading:
+    def _reading(self, name: str) -> ComponentRead:
         component = self._component(name)
         if component is None:
             raise StateMismatchError(
@@ -201,7 +206,7 @@ class _Load:
             self._world_size = component.world_size
         rank, world_size = self._ranks.rank, self._ranks.world_size
         self._opened.append(component.path(component.home(rank, world_size)))
-        return Reading(self._resume.path, component, rank, world_size)
+        return ComponentRead(self._resume.path, component, rank, world_size)
 
 
 def load_shard(resume: Resume, path: str, map_location: str | torch.device = "cpu") -> Any:

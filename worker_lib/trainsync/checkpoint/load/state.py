@@ -7,7 +7,7 @@ from typing import Any
 from trainsync.checkpoint import training_state as keys
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
 from trainsync.checkpoint.load.reshard.shard_files import Component, open_shard
-from trainsync.checkpoint.training_state import Live
+from trainsync.checkpoint.training_state import LiveState
 
 Combine = Callable[[Sequence[Any]], Any]
 
@@ -33,7 +33,7 @@ class StateLoad:
         self,
         directory: Path,
         component: Component | None,
-        live: Live,
+        live: LiveState,
         rank: int,
         world_size: int,
         *,

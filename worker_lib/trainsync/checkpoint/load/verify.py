@@ -67,7 +67,7 @@ def verify_all(resume: Resume, paths: Sequence[str]) -> None:
         for entry in entries:
             check_file(resume.path, entry, with_digest=False)
         problems = digests.read_all(
-            [digests.Reading(resume.path, entry) for entry in entries],
+            [digests.ExpectedFile(resume.path, entry) for entry in entries],
             threads=_THREADS,
             on_bytes=lambda _: None,
         )

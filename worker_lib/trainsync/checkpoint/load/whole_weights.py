@@ -17,7 +17,7 @@ from trainsync.checkpoint.errors import (
     LoadTimeoutError,
     StateMismatchError,
 )
-from trainsync.checkpoint.load.reshard.read import Reading
+from trainsync.checkpoint.load.reshard.read import ComponentRead
 from trainsync.checkpoint.load.reshard.shard_files import Component, find_component, folders_with
 from trainsync.checkpoint.megatron_shards import MegatronShards, is_megatron
 from trainsync.checkpoint.merge.megatron import MegatronWeights
@@ -53,7 +53,7 @@ def whole_weights(
     assert component is not None, "the folder was chosen for it"
     home = component.path(component.home(0, 1))
     try:
-        reading = Reading(directory, component, 0, 1)
+        reading = ComponentRead(directory, component, 0, 1)
         if is_megatron(reading.state):
             return _of_megatron(directory, manifest, component, what, deadline)
         keys = {name: (name,) for name in tensor_names(reading.state)}
@@ -109,7 +109,7 @@ def _check(
             if path not in entries:
                 raise CorruptCheckpointError(f"{what}: the manifest does not list {path}")
             check_file(directory, entries[path], with_digest=False)
-            readings.append(digests.Reading(directory, entries[path]))
+            readings.append(digests.ExpectedFile(directory, entries[path]))
     except FileCheckError as error:
         raise CorruptCheckpointError(f"{what}: {error}") from error
     problems = digests.read_all(

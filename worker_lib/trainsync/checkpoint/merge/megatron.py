@@ -10,13 +10,13 @@ from trainsync.checkpoint.errors import MergeError
 from trainsync.checkpoint.megatron_shards import MegatronShards
 from trainsync.checkpoint.merge.megatron_names import HuggingFaceNames
 from trainsync.checkpoint.merge.names import Names, check_complete
-from trainsync.checkpoint.merge.safetensors import Entry
+from trainsync.checkpoint.merge.safetensors import TensorEntry
 
 _Source = tuple[str, tuple[int, ...]]  # key of a global tensor, index in its leading dimensions
 
 
 class MegatronWeights:
-    """Whole weights out of the shards of a Megatron model; see `merging_weights.Weights`.
+    """Whole weights out of the shards of a Megatron model; see `merge.weights.MergedWeights`.
 
     Attributes:
         entries: what is to be written, in order.
@@ -36,7 +36,7 @@ class MegatronWeights:
         self._names = HuggingFaceNames(_config(folder))
         self._sources: dict[str, _Source] = {}
         self._last: tuple[_Source, dict[str, torch.Tensor]] | None = None
-        self.entries: list[Entry] = []
+        self.entries: list[TensorEntry] = []
         self.paths: set[str] = set()
         for key, tensor in sorted(shards.tensors.items()):
             self.paths |= shards.paths(key)
@@ -59,7 +59,7 @@ class MegatronWeights:
         """Nothing: Megatron holds tied weights once."""
         return []
 
-    def tensor(self, entry: Entry) -> torch.Tensor:
+    def tensor(self, entry: TensorEntry) -> torch.Tensor:
         """One of `entries`. What it is cut from is kept for the next one, and nothing else."""
         source = self._sources[entry.name]
         if self._last is None or self._last[0] != source:
@@ -79,7 +79,7 @@ class MegatronWeights:
         self._sources[name] = source
         floating = self._dtype is not None and part.dtype.is_floating_point
         dtype = self._dtype if floating and self._dtype is not None else part.dtype
-        self.entries.append(Entry(name, dtype, tuple(part.shape)))
+        self.entries.append(TensorEntry(name, dtype, tuple(part.shape)))
 
 
 def _config(folder: Path) -> Any:

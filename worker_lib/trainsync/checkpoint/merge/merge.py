@@ -20,15 +20,15 @@ import torch
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import CorruptCheckpointError, MergeError, StateMismatchError
 from trainsync.checkpoint.load.file_checks import FileChecks
-from trainsync.checkpoint.load.reshard.read import Reading
+from trainsync.checkpoint.load.reshard.read import ComponentRead
 from trainsync.checkpoint.load.reshard.shard_files import Component, find_component, folders_with
 from trainsync.checkpoint.megatron_shards import MegatronShards, is_megatron
 from trainsync.checkpoint.merge.lora import TRAIN_META, BaseModel, read_meta
 from trainsync.checkpoint.merge.megatron import MegatronWeights
 from trainsync.checkpoint.merge.names import expected_names
 from trainsync.checkpoint.merge.output import check_output, make_durable, publish, say_dtype
-from trainsync.checkpoint.merge.safetensors import Entry, partition, write
-from trainsync.checkpoint.merge.weights import Weights
+from trainsync.checkpoint.merge.safetensors import TensorEntry, partition, write
+from trainsync.checkpoint.merge.weights import MergedWeights
 from trainsync.storage import atomic, digest
 from trainsync.storage.errors import FileCheckError
 from trainsync.storage.layout import RunDirectory
@@ -187,16 +187,16 @@ class _Merge:
 
     def _open(
         self, component: Component, config: Path, dtype: torch.dtype | None
-    ) -> Weights | MegatronWeights:
-        reading = Reading(self._base, component, 0, 1)
+    ) -> MergedWeights | MegatronWeights:
+        reading = ComponentRead(self._base, component, 0, 1)
         if not is_megatron(reading.state):
             base = None if self._base_model is None else BaseModel(self._base_model)
             meta = self._files.get(f"{component.subdir}/{TRAIN_META}")
             if meta is None:
-                return Weights(reading, dtype, base=base)
+                return MergedWeights(reading, dtype, base=base)
             self._check(meta)
             lora = read_meta((self._base / meta.path).read_bytes())
-            return Weights(reading, dtype, lora, base)
+            return MergedWeights(reading, dtype, lora, base)
         if self._base_model is not None:
             raise MergeError("base is given with the shards of a Megatron model; expected none")
         try:  # it says how weights are fused
@@ -205,7 +205,7 @@ class _Merge:
             raise CorruptCheckpointError(str(error)) from error
         return MegatronWeights(MegatronShards(self._base, component), config, dtype)
 
-    def write(self, folder: Path, most: int) -> tuple[list[Entry], list[str], list[str]]:
+    def write(self, folder: Path, most: int) -> tuple[list[TensorEntry], list[str], list[str]]:
         """Fill ``folder``; returns what was written, the files, and names that were left out."""
         weights = self._weights
         checked = [self._entry(path) for path in sorted(weights.paths)]
@@ -227,7 +227,7 @@ class _Merge:
             files = self._write_weights(folder, weights.entries, most)
         return weights.entries, [*self._small, *files], tied
 
-    def _write_weights(self, folder: Path, entries: Sequence[Entry], most: int) -> list[str]:
+    def _write_weights(self, folder: Path, entries: Sequence[TensorEntry], most: int) -> list[str]:
         parts = partition(entries, most)
         names = ["model.safetensors"]
         if len(parts) > 1:

@@ -34,7 +34,7 @@ _SLICE: Final = 8 << 20  # of one write, after which progress is told
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """A tensor that is to be written."""
 
     name: str
@@ -47,12 +47,12 @@ class Entry:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-def partition(entries: Sequence[Entry], most: int) -> list[list[Entry]]:
+def partition(entries: Sequence[TensorEntry], most: int) -> list[list[TensorEntry]]:
     """Entries of each file, in order: at most ``most`` bytes, unless one tensor alone is larger.
 
     Within a file, larger dtypes come first: readers want every tensor aligned to its elements.
     """
-    files: list[list[Entry]] = []
+    files: list[list[TensorEntry]] = []
     size = 0
     for entry in entries:
         if not files or (size + entry.bytes > most and files[-1]):
@@ -65,7 +65,7 @@ def partition(entries: Sequence[Entry], most: int) -> list[list[Entry]]:
 
 def write(
     path: Path,
-    entries: Sequence[Entry],
+    entries: Sequence[TensorEntry],
     tensors: Iterable[torch.Tensor],
     on_bytes: Callable[[int], None],
 ) -> None:
@@ -96,7 +96,7 @@ def write(
         os.fsync(fd)
 
 
-def _header(entries: Sequence[Entry]) -> bytes:
+def _header(entries: Sequence[TensorEntry]) -> bytes:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for entry in entries:

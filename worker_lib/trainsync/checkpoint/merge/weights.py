@@ -6,13 +6,13 @@ from typing import Any
 import torch
 
 from trainsync.checkpoint.errors import MergeError
-from trainsync.checkpoint.load.reshard.read import Reading, same_bytes
+from trainsync.checkpoint.load.reshard.read import ComponentRead, same_bytes
 from trainsync.checkpoint.merge.lora import Adapter, BaseModel
 from trainsync.checkpoint.merge.names import Names, check_complete, clean, tensor_names
-from trainsync.checkpoint.merge.safetensors import Entry
+from trainsync.checkpoint.merge.safetensors import TensorEntry
 
 
-class Weights:
+class MergedWeights:
     """Whole weights out of the shards of a model.
 
     Attributes:
@@ -29,7 +29,7 @@ class Weights:
 
     def __init__(
         self,
-        reading: Reading,
+        reading: ComponentRead,
         dtype: torch.dtype | None,
         lora: Mapping[str, Any] | None = None,
         base: BaseModel | None = None,
@@ -84,7 +84,7 @@ class Weights:
                         f"{source.name} and {self._sources[name].name} are both {name} in files"
                     )
                 self._sources[name] = source
-                self.entries.append(Entry(name, tensor.dtype, tuple(tensor.shape)))
+                self.entries.append(TensorEntry(name, tensor.dtype, tuple(tensor.shape)))
 
     def leave_out_tied(self) -> list[str]:
         """Take from `entries` the weights that transformers makes of other ones; their names.
@@ -113,7 +113,7 @@ class Weights:
         self.entries = [e for e in self.entries if self._sources[e.name].name not in tied]
         return tied
 
-    def tensor(self, entry: Entry) -> torch.Tensor:
+    def tensor(self, entry: TensorEntry) -> torch.Tensor:
         """One of `entries`. What it is cut from is kept for the next one, and nothing else: the
         tensor is good until another one is asked for."""
         source = self._sources[entry.name]
@@ -127,7 +127,7 @@ class Weights:
             self._last = source.name, made
         return self._last[1][entry.name]
 
-    def _read(self, source: Entry) -> torch.Tensor:
+    def _read(self, source: TensorEntry) -> torch.Tensor:
         key = (self._names[source.name],)
         factors = None if self._adapter is None else self._adapter.factors.get(source.name)
         if self._adapter is None or factors is None:
@@ -137,14 +137,14 @@ class Weights:
         down, up = (self._reading.tensor((name,)) for name in (factors.down, factors.up))
         return self._adapter.merged(self._whole(source.name), down, up).to(source.dtype)
 
-    def _room(self, entry: Entry) -> torch.Tensor:
+    def _room(self, entry: TensorEntry) -> torch.Tensor:
         """Memory for it, the same for all: fresh memory costs more than what is done in it."""
         if self._memory is None:
             largest = max(source.bytes for source in self._sources.values())
             self._memory = torch.empty(largest, dtype=torch.uint8)
         return self._memory[: entry.bytes].view(entry.dtype).view(entry.shape)
 
-    def _plan(self, name: str) -> Entry:
+    def _plan(self, name: str) -> TensorEntry:
         if self._base is not None:
             shape, dtype = self._base.shape(name), self._base.dtype(name)
         else:
@@ -152,7 +152,7 @@ class Weights:
             dtype = self._reading.state[self._names[name]].dtype
         if self._dtype is not None and dtype.is_floating_point:
             dtype = self._dtype
-        return Entry(name, dtype, shape)
+        return TensorEntry(name, dtype, shape)
 
     def _want(self, name: str) -> tuple[int, ...]:
         """Plan to read all of a tensor of the state; its shape."""

@@ -11,7 +11,6 @@ from trainsync.checkpoint.errors import SaveTimeoutError
 from trainsync.checkpoint.save.registration import AWAY
 from trainsync.checkpoint.save.watch import SaveWatch
 
-_UNKNOWN_SECONDS: Final = 10.0  # in which a registration by another process must arrive
 _SLICE_SECONDS: Final = 0.5
 
 
@@ -36,7 +35,7 @@ class CommitWait:
             raise ValueError(f"timeout is {self.timeout:g} s, expected more than 0")
         self.step = self.newest if self.step is None else self.step
         self.deadline = time.monotonic() + self.timeout
-        self._unknown_until = time.monotonic() + _UNKNOWN_SECONDS
+        self._unknown_until = time.monotonic() + self.watch.times.unknown
 
     @property
     def left(self) -> float:

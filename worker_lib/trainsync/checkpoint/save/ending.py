@@ -27,7 +27,7 @@ over = threading.Event()
 """Set when a process that exits writes no longer: writers give up at the next block."""
 
 
-class Ending(Protocol):
+class ThreadOwner(Protocol):
     """Has threads, and ends them."""
 
     def end(self, deadline: float) -> None:
@@ -64,21 +64,21 @@ class Lifetime:
             )
 
 
-_kept: "dict[int, Ending]" = {}  # by id()
-_known: "weakref.WeakSet[Ending]" = weakref.WeakSet()
+_kept: "dict[int, ThreadOwner]" = {}  # by id()
+_known: "weakref.WeakSet[ThreadOwner]" = weakref.WeakSet()
 
 
-def keep(owner: Ending) -> None:
+def keep(owner: ThreadOwner) -> None:
     """End ``owner`` at exit, before those of `know`; kept alive until then."""
     _kept[id(owner)] = owner
 
 
-def know(owner: Ending) -> None:
+def know(owner: ThreadOwner) -> None:
     """End ``owner`` at exit, if it still lives."""
     _known.add(owner)
 
 
-def forget(owner: Ending) -> None:
+def forget(owner: ThreadOwner) -> None:
     """``owner`` has ended."""
     _kept.pop(id(owner), None)
     _known.discard(owner)

@@ -34,20 +34,26 @@ class MissingReport:
     Args:
         run: the run's directory.
         monitor: of this process's attempt.
+        after: seconds until the first log.
     """
 
     def __init__(
-        self, run: RunDirectory, monitor: MonitorClient, kind: SaveKind, step: int
+        self,
+        run: RunDirectory,
+        monitor: MonitorClient,
+        kind: SaveKind,
+        step: int,
+        after: float = UNREGISTERED_WARNING_SECONDS,
     ) -> None:
         self._run = run
         self._monitor = monitor
         self._kind = kind
         self._step = step
         self._began = time.monotonic()
-        self._next = self._began + UNREGISTERED_WARNING_SECONDS
+        self._next = self._began + after
 
     def log(self, state: SaveState, *, registers_here: bool) -> None:
-        """Log what the save misses, 10 s into the wait and once a minute from then on.
+        """Log what the save misses, ``after`` seconds into the wait and once a minute from then on.
 
         Args:
             state: the monitor's newest answer.

@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 0.5
 """How long a caller waits for a look at most: a volume that hangs must not hold up training."""
 
-_FIRST_SECONDS: Final = 1.0  # by then most saves have committed
 _LONGEST_SECONDS: Final = 5.0
 
 Heard = Callable[[SaveKind, int, str], None]
@@ -37,17 +36,28 @@ class OutcomeFiles:
     Args:
         heard: called in that thread, once for each abort.
         lost_after: seconds after which a save's outcome is not expected any more.
+        first_look: seconds until the first look after a part was written.
+        unregistered: seconds after which a save that is not registered is warned of.
     """
 
-    def __init__(self, heard: Heard, lost_after: float) -> None:
+    def __init__(
+        self,
+        heard: Heard,
+        lost_after: float,
+        *,
+        first_look: float = 1.0,
+        unregistered: float = UNREGISTERED_WARNING_SECONDS,
+    ) -> None:
         self._heard = heard
         self._lost_after = lost_after
+        self._first_look = first_look
+        self._warn_after = unregistered
         self._open: dict[tuple[SaveKind, int], tuple[SaveDirectory, float]] = {}
         self._unregistered: dict[tuple[SaveKind, int], float] = {}  # when to warn of each
         self._changed = threading.Condition()  # guards all of these
         self._asked = 0  # calls of `look`
         self._looked = 0  # of those, answered
-        self._interval = _FIRST_SECONDS
+        self._interval = first_look
         self._next = 0.0  # time of the next look
         self._is_running = False
         self._is_ended = False
@@ -64,10 +74,8 @@ class OutcomeFiles:
             if self._is_ended:
                 return
             self._open.setdefault((kind, step), (directory, time.monotonic() + self._lost_after))
-            self._unregistered.setdefault(
-                (kind, step), time.monotonic() + UNREGISTERED_WARNING_SECONDS
-            )
-            self._interval, soon = _FIRST_SECONDS, time.monotonic() + _FIRST_SECONDS
+            self._unregistered.setdefault((kind, step), time.monotonic() + self._warn_after)
+            self._interval, soon = self._first_look, time.monotonic() + self._first_look
             if not self._is_running:
                 self._next = soon
                 self._start()
@@ -148,7 +156,7 @@ class OutcomeFiles:
                 "commit and will be aborted; %s",
                 kind.value,
                 step,
-                UNREGISTERED_WARNING_SECONDS,
+                self._warn_after,
                 how_to_register(kind, step),
             )
 

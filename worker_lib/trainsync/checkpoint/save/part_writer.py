@@ -20,7 +20,7 @@ from trainsync.checkpoint.errors import (
 from trainsync.checkpoint.save.files import writer as files
 from trainsync.checkpoint.save.part import Part
 from trainsync.checkpoint.save.permits import WritePermits
-from trainsync.checkpoint.save.staging.staging import Staged
+from trainsync.checkpoint.save.staging.staging import StagedState
 from trainsync.checkpoint.shard_names import shard_file_name
 from trainsync.failpoints import failpoint
 from trainsync.monitor.client.base import MonitorClient
@@ -29,7 +29,13 @@ from trainsync.storage import atomic
 from trainsync.storage.errors import StorageError
 from trainsync.storage.layout import SaveDirectory
 from trainsync.storage.saves import receipts
-from trainsync.storage.saves.receipts import Failure, FileEntry, Outcome, Participant, Receipt
+from trainsync.storage.saves.receipts import (
+    FileEntry,
+    Participant,
+    ParticipantFailure,
+    Receipt,
+    SaveOutcome,
+)
 from trainsync.storage.saves.writers import Writer
 
 logger = logging.getLogger(__name__)
@@ -38,7 +44,7 @@ _MAX_ERROR = 4096  # characters, as the wire protocol allows
 
 
 @dataclass
-class Cost:
+class SaveCost:
     """The cost of a save so far, for its receipt; times are of `time.monotonic`.
 
     ``slot_seconds`` is how long it waited for staging memory.
@@ -107,7 +113,9 @@ class PartWriter:
 
     # -- writing ----------------------------------------------------------------------------
 
-    def write(self, state: Staged | None, cost: Cost, permits: WritePermits | None) -> Written:
+    def write(
+        self, state: StagedState | None, cost: SaveCost, permits: WritePermits | None
+    ) -> Written:
         """Write the files, then the receipt.
 
         Args:
@@ -178,7 +186,7 @@ class PartWriter:
     def _claim(self) -> tuple[str, ...]:
         return self.claims.claim(self.kind, self.step, self.participant)
 
-    def _write_files(self, state: Staged | None) -> Sequence[FileEntry]:
+    def _write_files(self, state: StagedState | None) -> Sequence[FileEntry]:
         """Put every file of the part in place; the bytes are durable."""
         part = self.part
         atomic.make_directory(self.save.path)  # durable, as the monitor's records lie there, too
@@ -194,7 +202,7 @@ class PartWriter:
         return entries + files.write_attachments(self.directory, small)
 
     def _write_receipt(
-        self, entries: Sequence[FileEntry], cost: Cost, seconds: float, queue_seconds: float
+        self, entries: Sequence[FileEntry], cost: SaveCost, seconds: float, queue_seconds: float
     ) -> None:
         blocked = cost.blocked_seconds
         receipt = Receipt(
@@ -276,7 +284,7 @@ class PartWriter:
             # The monitor removes the staging of an aborted save while it is written.
             return self._aborted(outcome.error)
         text = f"{type(error).__name__}: {error}"[:_MAX_ERROR]
-        failure = Failure(
+        failure = ParticipantFailure(
             kind=self.kind,
             step=self.step,
             attempt=self.monitor.attempt,
@@ -314,7 +322,7 @@ class PartWriter:
         logger.warning("%s was committed by an earlier attempt and is not written again", self)
         return True
 
-    def _outcome(self) -> Outcome | None:
+    def _outcome(self) -> SaveOutcome | None:
         """Outcome of a committed save; None while it is open. Raises as `_committed_before`."""
         outcome = receipts.read_outcome(self.save)
         if outcome is not None and outcome.error is not None:

@@ -30,8 +30,6 @@ PERMIT_SECONDS: Final = 1800.0
 
 logger = logging.getLogger(__name__)
 _ONE_WAIT_SECONDS: Final = 20.0
-_RETRY_SECONDS: Final = 1.0
-_RELEASE_SECONDS: Final = 2.0
 _MAX_LABEL: Final = 200
 
 
@@ -57,6 +55,8 @@ class MonitorPermits:
         scope: of the next write: those of equal scope may write together (see `scope_of`).
         node: for people: where this process runs.
         timeout: longest wait in seconds.
+        retry: seconds before a monitor that is away is asked again.
+        release: seconds that the end of a write waits at most for the release of its permit.
     """
 
     def __init__(
@@ -66,8 +66,12 @@ class MonitorPermits:
         *,
         node: str = "",
         timeout: float = PERMIT_SECONDS,
+        retry: float = 1.0,
+        release: float = 2.0,
     ) -> None:
         self._client = client
+        self._retry_seconds = retry
+        self._release_seconds = release
         self._scope = scope
         self._node = node
         self._timeout = timeout
@@ -108,7 +112,7 @@ class MonitorPermits:
             ended.set()
             # No longer: it may be asking a monitor that is away, and the receipt is not to wait
             # for that. The permit ends by itself then.
-            keeper.join(_RELEASE_SECONDS)
+            keeper.join(self._release_seconds)
 
     def _wait(self, request: PermitRequest) -> PermitAnswer:
         end = time.monotonic() + self._timeout
@@ -118,7 +122,7 @@ class MonitorPermits:
                 answer = self._client.write_permit(request, min(left, _ONE_WAIT_SECONDS))
             except AWAY as error:
                 last = str(error)
-                time.sleep(min(left, _RETRY_SECONDS))
+                time.sleep(min(left, self._retry_seconds))
                 continue
             if answer.granted:
                 return answer

@@ -26,9 +26,9 @@ from trainsync.checkpoint.errors import (
 from trainsync.checkpoint.save import ending, part_writer
 from trainsync.checkpoint.save.background import BackgroundWrites
 from trainsync.checkpoint.save.part import Part, SavingOptions
-from trainsync.checkpoint.save.part_writer import Cost, PartWriter
-from trainsync.checkpoint.save.staging.area import StagingArea, StateCopy
-from trainsync.checkpoint.save.staging.staging import Staged
+from trainsync.checkpoint.save.part_writer import PartWriter, SaveCost
+from trainsync.checkpoint.save.staging.area import StagingSlots, StateCopy
+from trainsync.checkpoint.save.staging.staging import StagedState
 from trainsync.checkpoint.save.state_dicts import state_dicts_of
 from trainsync.checkpoint.save.stats import CheckpointStats, Counters
 from trainsync.checkpoint.save.watch import SaveWatch
@@ -48,9 +48,9 @@ class _Save:
 
     writer: PartWriter
     slot: int
-    cost: Cost
+    cost: SaveCost
     copy: StateCopy | None = None  # of a function there is none
-    state: Staged | None = None
+    state: StagedState | None = None
 
 
 class SavePipeline:
@@ -80,7 +80,7 @@ class SavePipeline:
         self._world_size = world_size
         self._options = options
         self._watch = watch
-        self._staging = StagingArea(options)
+        self._staging = StagingSlots(options)
         self._unwritten: dict[int, PartWriter] = {}  # by id() of the save
         self._lock = threading.Lock()  # guards `_unwritten`
         self._state_dicts = state_dicts_of(monitor)
@@ -208,7 +208,7 @@ class SavePipeline:
             self._skip(writer)
             return None
         self._counters.add(saves=1, in_flight=1)
-        save = _Save(writer, slot, Cost(started, time.monotonic() - asked))
+        save = _Save(writer, slot, SaveCost(started, time.monotonic() - asked))
         with self._lock:
             self._unwritten[id(save)] = writer
         return save

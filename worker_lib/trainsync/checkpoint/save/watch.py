@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from trainsync.api.protocol import SaveKind, SaveState, SaveStatus
-from trainsync.api.spec import SAVE_DEADLINE_SECONDS
+from trainsync.api.spec import SAVE_DEADLINE_SECONDS, UNREGISTERED_WARNING_SECONDS
 from trainsync.checkpoint.errors import (
     SaveAbortedError,
     SaveSkippedError,
@@ -44,7 +44,7 @@ _QUESTION_SECONDS: Final = 0.5  # that `close` waits for an answer that is not u
 
 @dataclass(frozen=True)
 class WatchTimes:
-    """Seconds between requests of a `SaveWatch`."""
+    """Seconds between requests of a `SaveWatch`, and until it misses something."""
 
     retry: float = 1.0
     """Before a monitor that is away is asked again."""
@@ -52,9 +52,15 @@ class WatchTimes:
     """Of one question to the monitor, which answers as soon as it knows."""
     shared_poll: float = 1.0
     """The same, while other saves wait to be asked for."""
+    first_look: float = 1.0
+    """Until the first look for an outcome on the disk: by then most saves have committed."""
+    unregistered: float = UNREGISTERED_WARNING_SECONDS
+    """Until a save without registration, or with missing parts, is warned of."""
+    unknown: float = 10.0
+    """Within which another process must have registered a save that is waited for."""
 
 
-_TIMES: Final = WatchTimes()
+TIMES: Final = WatchTimes()
 
 
 @dataclass(frozen=True)
@@ -96,13 +102,13 @@ class SaveWatch:
         monitor: MonitorClient,
         known: set[tuple[SaveKind, int]] | None = None,
         timeout: float = COMMIT_SECONDS,
-        times: WatchTimes = _TIMES,
+        times: WatchTimes = TIMES,
     ) -> None:
         self.monitor: Final = monitor
         self.known: Final = set() if known is None else known
         self.has_registered = False
         """Whether this process registers saves."""
-        self.times = times
+        self.times: Final = times
         self._timeout = timeout
         self._followed: list[_Followed] = []
         self._failures: list[_Failure] = []
@@ -111,7 +117,9 @@ class SaveWatch:
         self._registering = SerialExecutor("register-saves", self._register, daemon=False)
         # A daemon: the outcome is of interest to this process alone. It asks for one at a time.
         self._following = SerialExecutor("follow-saves", self._follow, daemon=True)
-        self._outcomes = OutcomeFiles(self._heard, timeout)
+        self._outcomes = OutcomeFiles(
+            self._heard, timeout, first_look=times.first_look, unregistered=times.unregistered
+        )
         ending.know(self)
 
     # -- saves to watch ---------------------------------------------------------------------

@@ -15,7 +15,7 @@ from trainsync.storage.inspect import pointers as pointing
 from trainsync.storage.inspect import saves as volume_saves
 from trainsync.storage.inspect.findings import Finding
 from trainsync.storage.inspect.internal import in_internal
-from trainsync.storage.inspect.saves import Save
+from trainsync.storage.inspect.saves import InspectedSave
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.objects import address, commits, inspecting, removal
 from trainsync.storage.objects.bucket import Bucket
@@ -34,25 +34,25 @@ class Place(Protocol):
         """As the person gave it."""
         ...
 
-    def saves(self, step: int | None = None) -> list[Save]:
+    def saves(self, step: int | None = None) -> list[InspectedSave]:
         """Every save, or those at ``step``, compared with its manifest by size."""
         ...
 
-    def around(self, step: int) -> list[Save]:
+    def around(self, step: int) -> list[InspectedSave]:
         """The saves at ``step``, and those that are cheap to have, to judge the pointers."""
         ...
 
     def reports(
-        self, saves: Sequence[Save], removed: Collection[int] | None = None
+        self, saves: Sequence[InspectedSave], removed: Collection[int] | None = None
     ) -> list[SaveReport]:
         """See `reports.report`."""
         ...
 
-    def pointer_findings(self, saves: Sequence[Save]) -> list[Finding]:
+    def pointer_findings(self, saves: Sequence[InspectedSave]) -> list[Finding]:
         """What is wrong with the pointers; ``saves`` are all."""
         ...
 
-    def removals(self, saves: Sequence[Save], keep: int) -> list[int]:
+    def removals(self, saves: Sequence[InspectedSave], keep: int) -> list[int]:
         """Steps that prune would remove; ``saves`` are all."""
         ...
 
@@ -64,17 +64,17 @@ class Place(Protocol):
         """From a save's registration to its commit; None where that is not known any more."""
         ...
 
-    def bytes_to_read(self, saves: Sequence[Save]) -> int:
+    def bytes_to_read(self, saves: Sequence[InspectedSave]) -> int:
         """The bytes that `check_digests` will read."""
         ...
 
     def check_digests(
-        self, saves: Sequence[Save], threads: int, on_bytes: Callable[[int], None]
-    ) -> list[Save]:
+        self, saves: Sequence[InspectedSave], threads: int, on_bytes: Callable[[int], None]
+    ) -> list[InspectedSave]:
         """The saves, with what reading every byte found."""
         ...
 
-    def beside(self, saves: Sequence[Save], step: int | None) -> list[Finding]:
+    def beside(self, saves: Sequence[InspectedSave], step: int | None) -> list[Finding]:
         """What is there beside the saves, or beside those at ``step``."""
         ...
 
@@ -123,26 +123,26 @@ class DirectoryPlace:
         self.run = run
         self.name = str(run.root)
 
-    def saves(self, step: int | None = None) -> list[Save]:
+    def saves(self, step: int | None = None) -> list[InspectedSave]:
         """See `Place`."""
         return volume_saves.check_all_sizes(self.run, step)
 
-    def around(self, step: int) -> list[Save]:
+    def around(self, step: int) -> list[InspectedSave]:
         """See `Place`: all."""
         del step
         return self.saves()
 
     def reports(
-        self, saves: Sequence[Save], removed: Collection[int] | None = None
+        self, saves: Sequence[InspectedSave], removed: Collection[int] | None = None
     ) -> list[SaveReport]:
         """See `Place`."""
         return reports.report(self.run, saves, removed)
 
-    def pointer_findings(self, saves: Sequence[Save]) -> list[Finding]:
+    def pointer_findings(self, saves: Sequence[InspectedSave]) -> list[Finding]:
         """See `Place`."""
         return pointing.check_pointers(self.run, saves)
 
-    def removals(self, saves: Sequence[Save], keep: int) -> list[int]:
+    def removals(self, saves: Sequence[InspectedSave], keep: int) -> list[int]:
         """See `Place`."""
         return prune_plan.choose(self.run, list(saves), keep)
 
@@ -159,17 +159,17 @@ class DirectoryPlace:
             return None
         return max((record.created_at - registered).total_seconds(), 0.0)
 
-    def bytes_to_read(self, saves: Sequence[Save]) -> int:
+    def bytes_to_read(self, saves: Sequence[InspectedSave]) -> int:
         """See `Place`."""
         return volume_saves.bytes_to_read(saves)
 
     def check_digests(
-        self, saves: Sequence[Save], threads: int, on_bytes: Callable[[int], None]
-    ) -> list[Save]:
+        self, saves: Sequence[InspectedSave], threads: int, on_bytes: Callable[[int], None]
+    ) -> list[InspectedSave]:
         """See `Place`."""
         return volume_saves.check_digests(self.run, saves, threads=threads, on_bytes=on_bytes)
 
-    def beside(self, saves: Sequence[Save], step: int | None) -> list[Finding]:
+    def beside(self, saves: Sequence[InspectedSave], step: int | None) -> list[Finding]:
         """See `Place`."""
         if step is not None:
             return leftovers.in_steps(self.run, saves, step)
@@ -190,17 +190,17 @@ class StorePlace:
         self.name = bucket.name
         self._found: dict[tuple[SaveKind, int], StoredSave] = {}
 
-    def saves(self, step: int | None = None) -> list[Save]:
+    def saves(self, step: int | None = None) -> list[InspectedSave]:
         """See `Place`."""
         found = inspecting.check_all_sizes(self.bucket, step)
         self._found |= {(one.save.kind, one.save.step): one for one in found}
         return [one.save for one in found]
 
-    def around(self, step: int) -> list[Save]:
+    def around(self, step: int) -> list[InspectedSave]:
         """See `Place`: each other one would be two requests more."""
         return self.saves(step)
 
-    def stored(self, saves: Sequence[Save]) -> list[StoredSave]:
+    def stored(self, saves: Sequence[InspectedSave]) -> list[StoredSave]:
         """``saves``, which `saves` found, with the keys of their objects."""
         return [
             StoredSave(save, self._found[(save.kind, save.step)].stored)
@@ -209,16 +209,16 @@ class StorePlace:
         ]
 
     def reports(
-        self, saves: Sequence[Save], removed: Collection[int] | None = None
+        self, saves: Sequence[InspectedSave], removed: Collection[int] | None = None
     ) -> list[SaveReport]:
         """See `Place`."""
         return reports.report_on(saves, inspecting.targets(self.bucket), {}, removed)
 
-    def pointer_findings(self, saves: Sequence[Save]) -> list[Finding]:
+    def pointer_findings(self, saves: Sequence[InspectedSave]) -> list[Finding]:
         """See `Place`."""
         return inspecting.check_pointers(self.bucket, saves)
 
-    def removals(self, saves: Sequence[Save], keep: int) -> list[int]:
+    def removals(self, saves: Sequence[InspectedSave], keep: int) -> list[int]:
         """See `Place`."""
         return removal.choose(self.bucket, self.stored(saves), keep)
 
@@ -231,20 +231,20 @@ class StorePlace:
         del record
         return None
 
-    def bytes_to_read(self, saves: Sequence[Save]) -> int:
+    def bytes_to_read(self, saves: Sequence[InspectedSave]) -> int:
         """See `Place`."""
         return inspecting.bytes_to_read(self.stored(saves))
 
     def check_digests(
-        self, saves: Sequence[Save], threads: int, on_bytes: Callable[[int], None]
-    ) -> list[Save]:
+        self, saves: Sequence[InspectedSave], threads: int, on_bytes: Callable[[int], None]
+    ) -> list[InspectedSave]:
         """See `Place`."""
         checked = inspecting.check_digests(
             self.bucket, self.stored(saves), threads=threads, on_bytes=on_bytes
         )
         return [one.save for one in checked]
 
-    def beside(self, saves: Sequence[Save], step: int | None) -> list[Finding]:
+    def beside(self, saves: Sequence[InspectedSave], step: int | None) -> list[Finding]:
         """See `Place`."""
         unlisted = inspecting.unlisted_findings(self.bucket, self.stored(saves))
         if step is not None:

@@ -10,7 +10,7 @@ from rich.filesize import decimal
 from trainsync.api.words import counted
 from trainsync.cli.checkpoints import prune_plan, prune_question, prune_store
 from trainsync.cli.checkpoints.places import open_bucket, refuse_options
-from trainsync.cli.checkpoints.prune_plan import Removal
+from trainsync.cli.checkpoints.prune_plan import PrunedStep
 from trainsync.cli.options import (
     AllowHttp,
     AsJson,
@@ -69,8 +69,8 @@ def prune(
         )
     if not as_json:
         prune_question.print_removals(removals)
-    removed: list[Removal] = []
-    held: list[Removal] = []
+    removed: list[PrunedStep] = []
+    held: list[PrunedStep] = []
     if removals and not dry_run:
         prune_question.confirm(f"Remove {counted(len(removals), 'step')} for ever?", yes=yes)
         removed, held = _remove(run, removals)
@@ -91,10 +91,12 @@ def prune(
         fail(f"not removed, since a reader or a pointer holds them by now: steps {steps}", REFUSED)
 
 
-def _remove(run: RunDirectory, removals: list[Removal]) -> tuple[list[Removal], list[Removal]]:
+def _remove(
+    run: RunDirectory, removals: list[PrunedStep]
+) -> tuple[list[PrunedStep], list[PrunedStep]]:
     """Steps that are gone, and steps that a reader holds by now."""
-    removed: list[Removal] = []
-    held: list[Removal] = []
+    removed: list[PrunedStep] = []
+    held: list[PrunedStep] = []
     try:
         for removal in removals:
             (removed if prune_plan.remove(run, removal.step) else held).append(removal)

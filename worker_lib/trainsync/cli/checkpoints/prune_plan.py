@@ -11,7 +11,7 @@ from trainsync.storage import leases
 from trainsync.storage.inspect.activity import steps_being_saved
 from trainsync.storage.inspect.pointers import newest_valid, targets
 from trainsync.storage.inspect.repair import size_of
-from trainsync.storage.inspect.saves import Save, as_trained
+from trainsync.storage.inspect.saves import InspectedSave, as_trained
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import claims, scan
 from trainsync.storage.saves.resume_target import read_resume_target
@@ -19,7 +19,7 @@ from trainsync.storage.saves.retention import choose_removals, remove_unleased
 
 
 @dataclass(frozen=True)
-class Removal:
+class PrunedStep:
     """A step that goes, and how much that frees."""
 
     step: int
@@ -35,7 +35,7 @@ class Removal:
         }
 
 
-def choose(run: RunDirectory, saves: list[Save], keep: int) -> list[int]:
+def choose(run: RunDirectory, saves: list[InspectedSave], keep: int) -> list[int]:
     """Steps to remove, oldest first.
 
     Besides the last ``keep`` of each kind, in the order of training, stay: what the pointers name,
@@ -67,7 +67,7 @@ def choose(run: RunDirectory, saves: list[Save], keep: int) -> list[int]:
     )
 
 
-def _run_uid(run: RunDirectory, saves: list[Save]) -> str:
+def _run_uid(run: RunDirectory, saves: list[InspectedSave]) -> str:
     """The run that saved last: there may be saves of one that had its name before.
 
     The staging that is left tells: when a run begins, its monitor removes that of all others.
@@ -83,7 +83,7 @@ def _run_uid(run: RunDirectory, saves: list[Save]) -> str:
     return max(found, key=lambda manifest: manifest.created_at).run_uid if found else ""
 
 
-def _resumed_from(run: RunDirectory, saves: list[Save], uid: str) -> set[int]:
+def _resumed_from(run: RunDirectory, saves: list[InspectedSave], uid: str) -> set[int]:
     target = read_resume_target(run)
     if target is None:
         return set()
@@ -95,10 +95,10 @@ def _resumed_from(run: RunDirectory, saves: list[Save], uid: str) -> set[int]:
     return set() if done else {target.step}
 
 
-def measure(run: RunDirectory, saves: list[Save], steps: list[int]) -> list[Removal]:
+def measure(run: RunDirectory, saves: list[InspectedSave], steps: list[int]) -> list[PrunedStep]:
     """The saves that are removed with each of ``steps``."""
     return [
-        Removal(
+        PrunedStep(
             step,
             tuple(save.kind for save in saves if save.step == step),
             size_of(Path(run.step(step))),

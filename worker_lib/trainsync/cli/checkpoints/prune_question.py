@@ -4,12 +4,12 @@ import typer
 from rich.filesize import decimal
 
 from trainsync.api.words import counted
-from trainsync.cli.checkpoints.prune_plan import Removal
+from trainsync.cli.checkpoints.prune_plan import PrunedStep
 from trainsync.cli.output import tables
 from trainsync.cli.output.console import can_ask, fail, stdout
 
 
-def print_removals(removals: list[Removal]) -> None:
+def print_removals(removals: list[PrunedStep]) -> None:
     """The steps that would go, on stdout."""
     if not removals:
         stdout().print("nothing to remove")

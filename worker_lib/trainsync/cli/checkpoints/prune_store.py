@@ -7,7 +7,7 @@ from rich.filesize import decimal
 
 from trainsync.api.words import counted
 from trainsync.cli.checkpoints import prune_question
-from trainsync.cli.checkpoints.prune_plan import Removal
+from trainsync.cli.checkpoints.prune_plan import PrunedStep
 from trainsync.cli.output.console import REFUSED, emit, fail, say, stdout
 from trainsync.storage.objects import inspecting, removal
 from trainsync.storage.objects.bucket import Bucket
@@ -38,8 +38,8 @@ def prune_store(bucket: Bucket, asked: Asked) -> None:
                 markup=False,
                 soft_wrap=True,
             )
-    removed: list[Removal] = []
-    held: list[Removal] = []
+    removed: list[PrunedStep] = []
+    held: list[PrunedStep] = []
     if (removals or orphans) and not asked.dry_run:
         prune_question.confirm(_question(removals, orphans), yes=asked.yes)
         removed, held = _remove(bucket, removals, found)
@@ -63,27 +63,27 @@ def prune_store(bucket: Bucket, asked: Asked) -> None:
         fail(f"not removed, since they are named by a pointer or were replaced: {steps}", REFUSED)
 
 
-def _question(removals: Sequence[Removal], orphans: Sequence[Orphans]) -> str:
+def _question(removals: Sequence[PrunedStep], orphans: Sequence[Orphans]) -> str:
     parts = [counted(len(removals), "step")] if removals else []
     parts += ["what was cut off"] if orphans else []
     return f"Remove {' and '.join(parts)} for ever?"
 
 
-def _measure(found: Sequence[StoredSave], steps: Sequence[int]) -> list[Removal]:
+def _measure(found: Sequence[StoredSave], steps: Sequence[int]) -> list[PrunedStep]:
     measured = []
     for step in steps:
         saves = [one.save for one in found if one.save.step == step]
         size = sum(entry.bytes for save in saves for entry in save.files)
-        measured.append(Removal(step, tuple(save.kind for save in saves), size))
+        measured.append(PrunedStep(step, tuple(save.kind for save in saves), size))
     return measured
 
 
 def _remove(
-    bucket: Bucket, removals: Sequence[Removal], found: Sequence[StoredSave]
-) -> tuple[list[Removal], list[Removal]]:
+    bucket: Bucket, removals: Sequence[PrunedStep], found: Sequence[StoredSave]
+) -> tuple[list[PrunedStep], list[PrunedStep]]:
     """Steps that are gone, and steps that stay."""
-    removed: list[Removal] = []
-    held: list[Removal] = []
+    removed: list[PrunedStep] = []
+    held: list[PrunedStep] = []
     try:
         for one in removals:
             (removed if removal.remove(bucket, one.step, found) else held).append(one)

@@ -9,7 +9,7 @@ from trainsync.api.base import format_time
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.inspect.findings import Finding
 from trainsync.storage.inspect.pointers import targets
-from trainsync.storage.inspect.saves import Save
+from trainsync.storage.inspect.saves import InspectedSave
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import LeaseBook
 
@@ -18,7 +18,7 @@ from trainsync.storage.leases import LeaseBook
 class SaveReport:
     """A save, and what holds it. ``kept``: whether retention would; None where it was not asked."""
 
-    save: Save
+    save: InspectedSave
     pointed_at: bool
     leases: tuple[str, ...]
     kept: bool | None = None
@@ -45,7 +45,7 @@ class SaveReport:
 
 
 def report(
-    run: RunDirectory, saves: Sequence[Save], removed: Collection[int] | None = None
+    run: RunDirectory, saves: Sequence[InspectedSave], removed: Collection[int] | None = None
 ) -> list[SaveReport]:
     """A report on each of ``saves``: its pointer, its leases, and whether retention keeps it.
 
@@ -59,7 +59,7 @@ def report(
 
 
 def report_on(
-    saves: Sequence[Save],
+    saves: Sequence[InspectedSave],
     pointed: Mapping[SaveKind, int],
     held: Mapping[tuple[SaveKind, int], Sequence[str]],
     removed: Collection[int] | None = None,
@@ -84,6 +84,6 @@ def leases_in_force(run: RunDirectory) -> dict[tuple[SaveKind, int], list[str]]:
     return found
 
 
-def of_saves(saves: Sequence[Save]) -> list[Finding]:
+def of_saves(saves: Sequence[InspectedSave]) -> list[Finding]:
     """The findings of all ``saves``."""
     return [finding for save in saves for finding in save.findings]

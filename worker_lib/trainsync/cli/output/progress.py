@@ -16,7 +16,7 @@ from rich.progress import (
 from trainsync.cli.output.console import stderr
 
 
-class Tell(Protocol):
+class ProgressCallback(Protocol):
     """The bar of `bytes_bar`; several threads may call it."""
 
     def __call__(self, more: int, total: int | None = None) -> None:
@@ -25,7 +25,7 @@ class Tell(Protocol):
 
 
 @contextmanager
-def bytes_bar(what: str, total: int | None) -> Iterator[Tell]:
+def bytes_bar(what: str, total: int | None) -> Iterator[ProgressCallback]:
     """A bar that is there while the body works."""
     console = stderr()
     bar = Progress(

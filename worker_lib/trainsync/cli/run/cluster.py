@@ -8,7 +8,7 @@ from typing import Any, Final
 from trainsync.api import names
 from trainsync.cli.output.console import REFUSED, USAGE
 from trainsync.cli.run import errors
-from trainsync.cli.run.kubeconfig import Connection
+from trainsync.cli.run.kubeconfig import ClusterConnection
 from trainsync.kube.answers import message_in
 
 Object = dict[str, Any]
@@ -24,10 +24,10 @@ _METADATA_ONLY: Final = (
 )
 
 
-class Cluster:
+class ClusterClient:
     """One namespace. Every method may raise `errors.ClusterError`."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ClusterConnection) -> None:
         self._client = connection.client
         self._host = connection.host
         self.context = connection.context

@@ -14,7 +14,7 @@ Object = dict[str, Any]
 
 
 @dataclass(frozen=True, order=True)
-class Happening:
+class ClusterEvent:
     """One Event; the same one again only raises ``count`` and ``time``."""
 
     time: datetime
@@ -38,7 +38,7 @@ class Happening:
         }
 
 
-def of_run(events: list[Object], run: RunReport, others: Collection[str]) -> list[Happening]:
+def of_run(events: list[Object], run: RunReport, others: Collection[str]) -> list[ClusterEvent]:
     """Those of ``events`` that are about ``run`` or what was made for it, oldest first.
 
     An older run of the same name is told apart by its uid, and its children by their time.
@@ -54,7 +54,7 @@ def _about(event: Object, run: RunReport, others: Collection[str]) -> bool:
     return belongs(run.name, run.cluster_names, others, str(about.get("name") or ""))
 
 
-def _read(event: Object) -> Happening:
+def _read(event: Object) -> ClusterEvent:
     about = event.get("involvedObject") or {}
     series = event.get("series") or {}
     times = (
@@ -64,7 +64,7 @@ def _read(event: Object) -> Happening:
         event.get("firstTimestamp"),
         (event.get("metadata") or {}).get("creationTimestamp"),
     )
-    return Happening(
+    return ClusterEvent(
         time=datetime.fromisoformat(next(time for time in times if time)),
         kind=str(about.get("kind") or ""),
         name=str(about.get("name") or ""),

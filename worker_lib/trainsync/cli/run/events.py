@@ -16,10 +16,10 @@ from trainsync.cli.output.tables import new_table
 from trainsync.cli.output.text import cell
 from trainsync.cli.run import event_list, following
 from trainsync.cli.run import report as reports
-from trainsync.cli.run.cluster import Cluster
-from trainsync.cli.run.event_list import Happening
-from trainsync.cli.run.following import Pace
-from trainsync.cli.run.kubeconfig import Target
+from trainsync.cli.run.cluster import ClusterClient
+from trainsync.cli.run.event_list import ClusterEvent
+from trainsync.cli.run.following import PollTimes
+from trainsync.cli.run.kubeconfig import KubeconfigOptions
 from trainsync.cli.run.options import (
     Context,
     Kubeconfig,
@@ -52,14 +52,14 @@ def events(
     --json: one document a line for each Event.
     """
     young = parse_since(since)
-    target = Target(namespace, context, kubeconfig)
+    target = KubeconfigOptions(namespace, context, kubeconfig)
     oldest = None if young is None else datetime.now(UTC) - young
 
-    def wanted(event: Happening) -> bool:
+    def wanted(event: ClusterEvent) -> bool:
         return (event.warning or not warnings) and (oldest is None or event.time >= oldest)
 
     if follow:
-        pace = Pace.of(invocation)
+        pace = PollTimes.of(invocation)
         with_cluster(target, lambda cluster: _follow(cluster, name, wanted, as_json, pace))
         return
     found = [event for event in with_cluster(target, lambda c: of_run(c, name)) if wanted(event)]
@@ -71,30 +71,30 @@ def events(
         say("no such Event is there any more (Kubernetes keeps them for an hour)")
 
 
-async def of_run(cluster: Cluster, name: str) -> list[Happening]:
+async def of_run(cluster: ClusterClient, name: str) -> list[ClusterEvent]:
     """The Events of the run of that name. Raises `ClusterError`."""
     _, found = await _look(cluster, name)
     return found
 
 
-async def _look(cluster: Cluster, name: str) -> tuple[RunReport, list[Happening]]:
+async def _look(cluster: ClusterClient, name: str) -> tuple[RunReport, list[ClusterEvent]]:
     run = reports.read(await cluster.run(name))  # first: a run that is not there is said so
     listed, others = await asyncio.gather(cluster.events(), cluster.run_names())
     return run, event_list.of_run(listed, run, others)
 
 
 async def _follow(
-    cluster: Cluster,
+    cluster: ClusterClient,
     name: str,
-    wanted: Callable[[Happening], bool],
+    wanted: Callable[[ClusterEvent], bool],
     as_json: bool,
-    pace: Pace,
+    pace: PollTimes,
 ) -> None:
     """Tell each Event once, and again when its count has risen."""
-    told: set[Happening] = set()
+    told: set[ClusterEvent] = set()
     ended = False
 
-    def tell(found: tuple[RunReport, list[Happening]]) -> bool:
+    def tell(found: tuple[RunReport, list[ClusterEvent]]) -> bool:
         nonlocal told, ended
         run, events_now = found
         for event in events_now:
@@ -108,7 +108,7 @@ async def _follow(
     await following.follow(lambda: _look(cluster, name), tell, pace)
 
 
-def _tell(event: Happening, as_json: bool) -> None:
+def _tell(event: ClusterEvent, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(event.to_json_dict()))
         return
@@ -117,11 +117,11 @@ def _tell(event: Happening, as_json: bool) -> None:
     stdout().print(line, soft_wrap=True)
 
 
-def _said(event: Happening) -> str:
+def _said(event: ClusterEvent) -> str:
     return event.message + (f" ({event.count} times)" if event.count > 1 else "")
 
 
-def _print(found: list[Happening]) -> None:
+def _print(found: list[ClusterEvent]) -> None:
     table = new_table()
     table.add_column("time (UTC)", no_wrap=True)
     table.add_column("object", overflow="fold", max_width=34)

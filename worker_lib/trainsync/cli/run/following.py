@@ -15,7 +15,7 @@ LookT = TypeVar("LookT")
 
 
 @dataclass(frozen=True)
-class Pace:
+class PollTimes:
     """How often the commands look at a run, and how long they wait.
 
     Attributes:
@@ -35,7 +35,7 @@ class Pace:
 
 
 async def follow(
-    look: Callable[[], Awaitable[LookT]], tell: Callable[[LookT], bool], pace: Pace
+    look: Callable[[], Awaitable[LookT]], tell: Callable[[LookT], bool], pace: PollTimes
 ) -> LookT:
     """Look and tell until ``tell`` says that it is over; returns the last look.
 

@@ -18,7 +18,7 @@ _IN_POD: Final = "the cluster of this pod"
 
 
 @dataclass(frozen=True)
-class Target:
+class KubeconfigOptions:
     """The values of the options; None for an option that is not given."""
 
     namespace: str | None = None
@@ -27,7 +27,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Connection:
+class ClusterConnection:
     """A client of one cluster, with the namespace that commands look at."""
 
     client: "ApiClient"
@@ -37,7 +37,7 @@ class Connection:
 
 
 @asynccontextmanager
-async def connect(target: Target) -> AsyncIterator[Connection]:
+async def connect(target: KubeconfigOptions) -> AsyncIterator[ClusterConnection]:
     """A client for the kubeconfig's cluster, or for that of the pod that this runs in.
 
     Raises:
@@ -53,12 +53,12 @@ async def connect(target: Target) -> AsyncIterator[Connection]:
     settings = client.Configuration()
     context, namespace = await _load(target, settings)
     async with client.ApiClient(configuration=settings) as api_client:
-        yield Connection(
+        yield ClusterConnection(
             api_client, target.namespace or namespace or "default", context, str(settings.host)
         )
 
 
-async def _load(target: Target, settings: "Configuration") -> tuple[str, str | None]:
+async def _load(target: KubeconfigOptions, settings: "Configuration") -> tuple[str, str | None]:
     from kubernetes.aio import config
 
     files = _files(target)
@@ -90,7 +90,7 @@ async def _load(target: Target, settings: "Configuration") -> tuple[str, str | N
     return chosen["name"], (chosen.get("context") or {}).get("namespace")
 
 
-def _files(target: Target) -> list[str]:
+def _files(target: KubeconfigOptions) -> list[str]:
     if target.kubeconfig is not None:
         return [str(target.kubeconfig)]
     named = [part for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]

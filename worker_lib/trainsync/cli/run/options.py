@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final, TypeVar
 import typer
 
 from trainsync.cli.output.console import USAGE, CommandError
-from trainsync.cli.run.cluster import Cluster
-from trainsync.cli.run.kubeconfig import Target, connect
+from trainsync.cli.run.cluster import ClusterClient
+from trainsync.cli.run.kubeconfig import KubeconfigOptions, connect
 
 RUN_EXIT_CODES: Final = (
     "Exit codes: 0 shown; 1 the run has failed; 2 wrong usage, or no such run; 3 the cluster was "
@@ -25,9 +25,11 @@ _COMPLETION_SECONDS: Final = 3.0
 
 def _complete(context: typer.Context, incomplete: str) -> list[str]:
     given = context.params
-    target = Target(given.get("namespace"), given.get("context"), given.get("kubeconfig"))
+    target = KubeconfigOptions(
+        given.get("namespace"), given.get("context"), given.get("kubeconfig")
+    )
 
-    async def names(cluster: Cluster) -> list[str]:
+    async def names(cluster: ClusterClient) -> list[str]:
         async with asyncio.timeout(_COMPLETION_SECONDS):
             return await cluster.run_names()
 
@@ -64,7 +66,7 @@ Since = Annotated[
 
 
 def with_cluster(
-    target: Target, work: Callable[[Cluster], Coroutine[Any, Any, ResultT]]
+    target: KubeconfigOptions, work: Callable[[ClusterClient], Coroutine[Any, Any, ResultT]]
 ) -> ResultT:
     """``work`` with a client of the cluster that the options mean.
 
@@ -74,7 +76,7 @@ def with_cluster(
 
     async def run() -> ResultT:
         async with connect(target) as connection:
-            return await work(Cluster(connection))
+            return await work(ClusterClient(connection))
 
     return asyncio.run(run())
 

@@ -12,9 +12,9 @@ from trainsync.cli.options import AsJson
 from trainsync.cli.output.console import REFUSED, CommandError, emit, guarded, say
 from trainsync.cli.run import following
 from trainsync.cli.run import report as reports
-from trainsync.cli.run.cluster import Cluster
-from trainsync.cli.run.following import Pace
-from trainsync.cli.run.kubeconfig import Target
+from trainsync.cli.run.cluster import ClusterClient
+from trainsync.cli.run.following import PollTimes
+from trainsync.cli.run.kubeconfig import KubeconfigOptions
 from trainsync.cli.run.options import Context, Kubeconfig, Name, Namespace, with_cluster
 from trainsync.cli.run.report import RunReport
 
@@ -34,8 +34,8 @@ def rollback(
     Sets spec.resumeFrom. Later steps are set aside in rolled_back/ of the run's directory, and are
     not deleted. A step that is not committed is refused, and the run goes on as it is.
     """
-    target = Target(namespace, context, kubeconfig)
-    pace = Pace.of(invocation)
+    target = KubeconfigOptions(namespace, context, kubeconfig)
+    pace = PollTimes.of(invocation)
     answer = with_cluster(target, lambda cluster: _roll_back(cluster, name, step, pace))
     if answer.state is RollbackState.REFUSED:
         raise CommandError(f"refused, and the run goes on as it is: {answer.message}", REFUSED)
@@ -45,7 +45,9 @@ def rollback(
         say(f"{answer.state.value.lower()}: {answer.message}")
 
 
-async def _roll_back(cluster: Cluster, name: str, step: int, pace: Pace) -> RollbackStatus:
+async def _roll_back(
+    cluster: ClusterClient, name: str, step: int, pace: PollTimes
+) -> RollbackStatus:
     run = reports.read(await cluster.run(name))
     if run.ended:
         raise CommandError(f"run {name} is {run.phase}, and no attempt begins any more", REFUSED)

@@ -20,10 +20,10 @@ from trainsync.cli.output.console import (
 )
 from trainsync.cli.run import report as reports
 from trainsync.cli.run import screen
-from trainsync.cli.run.cluster import Cluster
+from trainsync.cli.run.cluster import ClusterClient
 from trainsync.cli.run.errors import ClusterError
-from trainsync.cli.run.following import Pace, follow
-from trainsync.cli.run.kubeconfig import Target
+from trainsync.cli.run.following import PollTimes, follow
+from trainsync.cli.run.kubeconfig import KubeconfigOptions
 from trainsync.cli.run.options import Context, Kubeconfig, Namespace, OptionalName, with_cluster
 from trainsync.cli.run.report import RunReport
 
@@ -44,7 +44,7 @@ def status(
 
     With --watch and --json: one document a line whenever the run has changed.
     """
-    target = Target(namespace, context, kubeconfig)
+    target = KubeconfigOptions(namespace, context, kubeconfig)
     if name is None:
         if watch:
             raise CommandError("--watch needs the NAME of a run", USAGE)
@@ -52,7 +52,7 @@ def status(
             raise typer.Exit(REFUSED)
         return
     if watch:
-        pace = Pace.of(invocation)
+        pace = PollTimes.of(invocation)
         last = with_cluster(target, lambda cluster: _watch(cluster, name, as_json, pace))
     else:
         last = with_cluster(target, lambda cluster: _look(cluster, name))
@@ -64,11 +64,11 @@ def status(
         raise typer.Exit(DAMAGED)
 
 
-async def _look(cluster: Cluster, name: str) -> RunReport:
+async def _look(cluster: ClusterClient, name: str) -> RunReport:
     return reports.read(await cluster.run(name), datetime.now(UTC))
 
 
-async def _show_all(cluster: Cluster, as_json: bool) -> bool:
+async def _show_all(cluster: ClusterClient, as_json: bool) -> bool:
     """Whether all could be read; those that could not are named on stderr."""
     found, unread = [], 0
     for run in await cluster.runs():
@@ -89,7 +89,7 @@ async def _show_all(cluster: Cluster, as_json: bool) -> bool:
     return not unread
 
 
-async def _watch(cluster: Cluster, name: str, as_json: bool, pace: Pace) -> RunReport:
+async def _watch(cluster: ClusterClient, name: str, as_json: bool, pace: PollTimes) -> RunReport:
     console = stdout()
     if console.is_terminal and not as_json:
         with Live(console=console, auto_refresh=False, screen=False) as live:

@@ -16,27 +16,27 @@ from trainsync.cli.output.tables import new_table
 from trainsync.cli.output.text import cell
 from trainsync.cli.run import events, timeline_entries
 from trainsync.cli.run import report as reports
-from trainsync.cli.run.cluster import Cluster
+from trainsync.cli.run.cluster import ClusterClient
 from trainsync.cli.run.errors import ClusterError
-from trainsync.cli.run.kubeconfig import Target
+from trainsync.cli.run.kubeconfig import KubeconfigOptions
 from trainsync.cli.run.options import Context, Kubeconfig, Name, Namespace, with_cluster
 from trainsync.cli.run.report import RunReport
-from trainsync.cli.run.timeline_entries import Entry, What
+from trainsync.cli.run.timeline_entries import EntryKind, TimelineEntry
 
 _WIDTH: Final = 60
 _STYLES: Final = {
-    What.FAULT: "red",
-    What.RESTART: "yellow",
-    What.COMMIT: "green",
-    What.ATTEMPT: "cyan",
-    What.STATE: "",
+    EntryKind.FAULT: "red",
+    EntryKind.RESTART: "yellow",
+    EntryKind.COMMIT: "green",
+    EntryKind.ATTEMPT: "cyan",
+    EntryKind.STATE: "",
 }
 
 
 @dataclass(frozen=True)
 class _Told:
     run: RunReport
-    entries: list[Entry]
+    entries: list[TimelineEntry]
     missing: list[str]
 
 
@@ -55,7 +55,9 @@ def timeline(
 
     From its Events, its status and its monitor; what cannot be had is said on stderr.
     """
-    told = with_cluster(Target(namespace, context, kubeconfig), lambda found: _ask(found, name))
+    told = with_cluster(
+        KubeconfigOptions(namespace, context, kubeconfig), lambda found: _ask(found, name)
+    )
     for text in told.missing:
         say(text, "yellow")
     if as_json:
@@ -66,7 +68,7 @@ def timeline(
         raise typer.Exit(DAMAGED)
 
 
-async def _ask(cluster: Cluster, name: str) -> _Told:
+async def _ask(cluster: ClusterClient, name: str) -> _Told:
     run = reports.read(await cluster.run(name))
     missing: list[str] = []
     found, page = await asyncio.gather(
@@ -87,7 +89,7 @@ async def _ask(cluster: Cluster, name: str) -> _Told:
     return _Told(run, entries, missing)
 
 
-async def monitor_page(cluster: Cluster, name: str) -> RunPage:
+async def monitor_page(cluster: ClusterClient, name: str) -> RunPage:
     """The answer of the run's monitor, through the API server (the right ``get services/proxy``).
 
     Raises:

@@ -14,11 +14,11 @@ from trainsync.api import names
 from trainsync.api.base import format_time
 from trainsync.api.page import News, NewsKind, RunPage
 from trainsync.api.protocol import SaveKind
-from trainsync.cli.run.event_list import Happening
+from trainsync.cli.run.event_list import ClusterEvent
 from trainsync.cli.run.report import RunReport
 
 
-class What(StrEnum):
+class EntryKind(StrEnum):
     """The kind of an entry."""
 
     ATTEMPT = "attempt"
@@ -37,11 +37,11 @@ _EARLY_PROBES = ("Startup probe", "Readiness probe")
 
 
 @dataclass(frozen=True, order=True)
-class Entry:
+class TimelineEntry:
     """One thing that happened. ``step`` and ``save`` are of a commit."""
 
     time: datetime
-    what: What
+    what: EntryKind
     text: str
     attempt: int | None = None
     save: str | None = None
@@ -60,23 +60,25 @@ class Entry:
         return {key: value for key, value in document.items() if value is not None}
 
 
-def tell(run: RunReport, events: Iterable[Happening], page: RunPage | None) -> list[Entry]:
+def tell(
+    run: RunReport, events: Iterable[ClusterEvent], page: RunPage | None
+) -> list[TimelineEntry]:
     """Everything that is known, oldest first."""
     events = list(events)
     entries = [*_of_events(events), *_of_status(run)]
     if page is not None:
         entries += _of_page(page, [event for event in events if event.kind == names.KIND])
-    kept: dict[tuple[object, ...], Entry] = {}
+    kept: dict[tuple[object, ...], TimelineEntry] = {}
     # Events first: of two entries about one change, the operator's is kept.
     for entry in entries:
         kept.setdefault(_identity(entry), entry)
     return sorted(kept.values())
 
 
-def gathered(entries: Sequence[Entry]) -> list[tuple[Entry, str]]:
+def gathered(entries: Sequence[TimelineEntry]) -> list[tuple[TimelineEntry, str]]:
     """Each entry with what to say; commits with nothing between them are told together."""
-    told: list[tuple[Entry, str]] = []
-    together: list[Entry] = []
+    told: list[tuple[TimelineEntry, str]] = []
+    together: list[TimelineEntry] = []
 
     def flush() -> None:
         for save in dict.fromkeys(entry.save for entry in together):
@@ -85,7 +87,7 @@ def gathered(entries: Sequence[Entry]) -> list[tuple[Entry, str]]:
         together.clear()
 
     for entry in entries:
-        if entry.what is What.COMMIT:
+        if entry.what is EntryKind.COMMIT:
             together.append(entry)
         else:
             flush()
@@ -94,7 +96,7 @@ def gathered(entries: Sequence[Entry]) -> list[tuple[Entry, str]]:
     return told
 
 
-def strip(entries: Sequence[Entry], end: datetime, width: int) -> list[tuple[str, str]]:
+def strip(entries: Sequence[TimelineEntry], end: datetime, width: int) -> list[tuple[str, str]]:
     """Lanes of ``width`` characters from the first entry to ``end``: their names, and they."""
     if not entries:
         return []
@@ -105,35 +107,37 @@ def strip(entries: Sequence[Entry], end: datetime, width: int) -> list[tuple[str
         return min(max(int((time - begin).total_seconds() / span * width), 0), width - 1)
 
     attempts, commits, faults = [" "] * width, [" "] * width, [" "] * width
-    starts = [e for e in entries if e.what is What.ATTEMPT and e.attempt is not None]
+    starts = [e for e in entries if e.what is EntryKind.ATTEMPT and e.attempt is not None]
     for entry in starts:
         for column in range(place(entry.time), width):
             attempts[column] = str((entry.attempt or 0) % 10)
     for entry in entries:
-        if entry.what is What.COMMIT and entry.save == SaveKind.CHECKPOINT.value:
+        if entry.what is EntryKind.COMMIT and entry.save == SaveKind.CHECKPOINT.value:
             commits[place(entry.time)] = "●"
-        elif entry.what in (What.FAULT, What.RESTART):
+        elif entry.what in (EntryKind.FAULT, EntryKind.RESTART):
             faults[place(entry.time)] = "✗"
     lanes = (("attempt", attempts), ("checkpoints", commits), ("faults", faults))
     return [(name, "".join(lane)) for name, lane in lanes]
 
 
-def _of_events(events: Iterable[Happening]) -> Iterable[Entry]:
+def _of_events(events: Iterable[ClusterEvent]) -> Iterable[TimelineEntry]:
     for event in events:
         if event.kind != names.KIND:
             if event.warning and not _starts_up(event):
                 text = f"{event.kind} {event.name}: {event.reason}: {event.message}"
-                yield Entry(event.time, What.FAULT, text)
+                yield TimelineEntry(event.time, EntryKind.FAULT, text)
         elif event.reason in _RESTARTS:
-            yield Entry(event.time, What.RESTART, event.message)
+            yield TimelineEntry(event.time, EntryKind.RESTART, event.message)
         elif event.reason in _STARTS:
-            yield Entry(event.time, What.ATTEMPT, event.message, _attempt(event.message))
+            yield TimelineEntry(
+                event.time, EntryKind.ATTEMPT, event.message, _attempt(event.message)
+            )
         else:
-            what = What.FAULT if event.warning else What.STATE
-            yield Entry(event.time, what, f"{event.reason}: {event.message}")
+            what = EntryKind.FAULT if event.warning else EntryKind.STATE
+            yield TimelineEntry(event.time, what, f"{event.reason}: {event.message}")
 
 
-def _starts_up(event: Happening) -> bool:
+def _starts_up(event: ClusterEvent) -> bool:
     """Whether a probe asked a pod too early, as happens at every start."""
     return event.reason == "Unhealthy" and event.message.startswith(_EARLY_PROBES)
 
@@ -144,7 +148,7 @@ def _attempt(message: str) -> int | None:
     return int(word) if word.isascii() and word.isdecimal() and len(word) <= 9 else None
 
 
-def _of_status(run: RunReport) -> Iterable[Entry]:
+def _of_status(run: RunReport) -> Iterable[TimelineEntry]:
     status = run.status
     checkpoint = status.checkpoint
     saved = (
@@ -157,44 +161,46 @@ def _of_status(run: RunReport) -> Iterable[Entry]:
     for condition in run.problems():
         if condition.status.value == "False" and not run.ended:
             text = f"{condition.type.value} became False: {condition.message}"
-            yield Entry(condition.last_transition_time, What.FAULT, text)
+            yield TimelineEntry(condition.last_transition_time, EntryKind.FAULT, text)
     if status.start_time is not None:
-        yield Entry(status.start_time, What.STATE, "The run began.")
+        yield TimelineEntry(status.start_time, EntryKind.STATE, "The run began.")
     if status.completion_time is not None:
-        what = What.FAULT if run.failed else What.STATE
-        yield Entry(status.completion_time, what, f"The run ended: {run.phase}.")
+        what = EntryKind.FAULT if run.failed else EntryKind.STATE
+        yield TimelineEntry(status.completion_time, what, f"The run ended: {run.phase}.")
 
 
-def _of_page(page: RunPage, events: Sequence[Happening]) -> Iterable[Entry]:
+def _of_page(page: RunPage, events: Sequence[ClusterEvent]) -> Iterable[TimelineEntry]:
     for start in page.attempts:
         text = f"Attempt {start.attempt} was claimed by the job on cluster {start.cluster}."
-        yield Entry(start.time, What.ATTEMPT, text, start.attempt)
+        yield TimelineEntry(start.time, EntryKind.ATTEMPT, text, start.attempt)
     for save in page.saves:
         yield _commit(save.time, save.kind, save.step, save.attempt)
     for news in page.news:
         if any(_tells(event, news) for event in events):
             continue  # the monitor posted it
         times = f" ({news.count} times)" if news.count > 1 else ""
-        what = What.FAULT if news.kind is NewsKind.FAULT else What.STATE
-        yield Entry(news.time, what, news.text + times)
+        what = EntryKind.FAULT if news.kind is NewsKind.FAULT else EntryKind.STATE
+        yield TimelineEntry(news.time, what, news.text + times)
 
 
-def _tells(event: Happening, news: News) -> bool:
+def _tells(event: ClusterEvent, news: News) -> bool:
     return event.message == news.text and abs(event.time - news.time) <= _SAME
 
 
-def _commit(time: datetime, kind: SaveKind, step: int, attempt: int | None = None) -> Entry:
+def _commit(time: datetime, kind: SaveKind, step: int, attempt: int | None = None) -> TimelineEntry:
     words = kind.value.replace("_", " ")
-    return Entry(time, What.COMMIT, f"{words} {step} was committed.", attempt, kind.value, step)
+    return TimelineEntry(
+        time, EntryKind.COMMIT, f"{words} {step} was committed.", attempt, kind.value, step
+    )
 
 
-def _identity(entry: Entry) -> tuple[object, ...]:
-    if entry.what is What.COMMIT:
+def _identity(entry: TimelineEntry) -> tuple[object, ...]:
+    if entry.what is EntryKind.COMMIT:
         return (entry.what, entry.save, entry.step, format_time(entry.time))
     return (entry.what, entry.text, entry.time)
 
 
-def _together(alike: Sequence[Entry]) -> str:
+def _together(alike: Sequence[TimelineEntry]) -> str:
     if len(alike) == 1:
         return alike[0].text
     steps = [entry.step for entry in alike if entry.step is not None]

@@ -5,39 +5,20 @@ from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
-from trainsync.engines.agree import agree
+from trainsync.engines.agree import on_all_ranks
 from trainsync.engines.checkpoints.save_plan import SavePlan
 from trainsync.engines.checkpoints.saved_steps import SavedSteps
 from trainsync.engines.checkpoints.step_commits import StepCommits
-from trainsync.engines.verl.arguments import Place, model_of, model_place
+from trainsync.engines.verl.arguments import SaveTarget, model_of, model_place
 
 ValueT = TypeVar("ValueT")
 
 
-class Staged(NamedTuple, Generic[ValueT]):
+class StagedSave(NamedTuple, Generic[ValueT]):
     """A save that every rank has staged: its plan, and what each rank's ``stage`` returned."""
 
     plan: SavePlan
     answers: list[ValueT]
-
-
-def on_all_ranks(act: Callable[[], ValueT], doing: str) -> list[ValueT]:
-    """Return ``act()`` of every rank, by rank, if it fails on none. All ranks call it.
-
-    Args:
-        act: returns plain data.
-        doing: for the message, such as "saving step 3".
-
-    Raises:
-        PeerFailedError: it failed on another rank.
-        Exception: what it raised on this one.
-    """
-    try:
-        value = act()
-    except Exception as error:
-        agree(None, error, doing)
-        raise
-    return agree(value, None, doing)
 
 
 class ModelSaves:
@@ -64,7 +45,7 @@ class ModelSaves:
         self.commits.join(self.model, self.steps)
         self._coordinator = coordinator
 
-    def place(self, local_path: str, step: int) -> Place:
+    def place(self, local_path: str, step: int) -> SaveTarget:
         """See `model_place`."""
         return model_place(local_path, self._coordinator.directory, step, self.model)
 
@@ -72,9 +53,9 @@ class ModelSaves:
         self,
         local_path: str,
         step: int,
-        choose: Callable[[Place], SavePlan],
+        choose: Callable[[SaveTarget], SavePlan],
         stage: Callable[[SavePlan], ValueT],
-    ) -> Staged[ValueT] | None:
+    ) -> StagedSave[ValueT] | None:
         """Stage a checkpoint by rank 0's plan; None when the step was saved before.
 
         All ranks call it together, and go on together: with one that fails, all fail.
@@ -93,7 +74,7 @@ class ModelSaves:
         plan = on_all_ranks(partial(self._plan, local_path, step, choose), doing)[0]
         if plan is None:
             return None
-        return Staged(plan, on_all_ranks(partial(stage, plan), doing))
+        return StagedSave(plan, on_all_ranks(partial(stage, plan), doing))
 
     def register(self, plan: SavePlan, step: int, *, tolerant: bool) -> None:
         """Register the staged step, once all models of the run are staged.
@@ -106,7 +87,7 @@ class ModelSaves:
         self.commits.add(self.model, participants, tolerant=tolerant, held=plan.held)
 
     def _plan(
-        self, local_path: str, step: int, choose: Callable[[Place], SavePlan]
+        self, local_path: str, step: int, choose: Callable[[SaveTarget], SavePlan]
     ) -> SavePlan | None:
         self.steps.check()
         place = self.place(local_path, step)

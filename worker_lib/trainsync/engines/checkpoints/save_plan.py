@@ -44,7 +44,7 @@ class SavePlan:
         components: those besides the model, which every rank stages.
         export: rank 0 also writes the whole model.
         by_engine: what verl names that the engine writes for itself, on every rank.
-        held: see `Place`.
+        held: see `SaveTarget`.
     """
 
     folder: str

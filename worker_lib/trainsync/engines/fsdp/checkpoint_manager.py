@@ -12,7 +12,8 @@ from verl.utils.checkpoint.fsdp_checkpoint_manager import (
 from trainsync.api.spec import SyncMethod
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.save.registration import Participants, all_ranks
-from trainsync.engines.checkpoints.model_saves import ModelSaves, on_all_ranks
+from trainsync.engines.agree import on_all_ranks
+from trainsync.engines.checkpoints.model_saves import ModelSaves
 from trainsync.engines.checkpoints.save_plan import (
     EXTRA,
     MODEL,
@@ -27,7 +28,7 @@ from trainsync.engines.fsdp import training_parts
 from trainsync.engines.fsdp.loading import PartsLoader
 from trainsync.engines.fsdp.saving import PartsSaver, states_of
 from trainsync.engines.fsdp.state_dicts import fsdp_upload_state_dict
-from trainsync.engines.fsdp.training_parts import Trained
+from trainsync.engines.fsdp.training_parts import TrainedParts
 from trainsync.engines.hf import export as hf_export
 from trainsync.engines.lora.merging import chosen_state, has_adapter
 from trainsync.engines.module_engine import TrainedModule
@@ -35,7 +36,7 @@ from trainsync.engines.protocol import LoRAWeights
 from trainsync.engines.verl.arguments import (
     ACTOR,
     MERGED,
-    Place,
+    SaveTarget,
     reference_step,
     refuse_hdfs,
     refuse_unknown,
@@ -115,7 +116,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         self._saves = ModelSaves(coordinator, commits)
         if isinstance(self.optimizer, torch.optim.Optimizer):
             coordinator.guard(self.optimizer)
-        self._trained = Trained(self.model, self.optimizer, self.lr_scheduler)
+        self._trained = TrainedParts(self.model, self.optimizer, self.lr_scheduler)
         self._saver = PartsSaver(coordinator, self.model, self.processing_class)
         self._loader = PartsLoader(
             coordinator,
@@ -185,6 +186,8 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
 
     def save_state_dict(self, local_path: str | None, global_step: int = 0) -> None:
         """Save this rank's part of the step's state dict, once; returns when it is staged.
+
+        Unlike `fsdp_save_state_dict`, the ranks agree on it, and rank 0 registers the step.
 
         At the step that training starts from (0, or the one that was loaded) explorers have, or
         find, the weights elsewhere: nothing is written, and with ``memory`` the Synchronizer gets
@@ -357,7 +360,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
                 raise problem
         return self._saver.save(plan, step, states, full)
 
-    def _plan(self, hdfs_path: Any, step: int, save_as_hf: bool, place: Place) -> SavePlan:
+    def _plan(self, hdfs_path: Any, step: int, save_as_hf: bool, place: SaveTarget) -> SavePlan:
         refuse_hdfs(hdfs_path)
         if self.should_save_optimizer and self.optimizer is None:
             raise ValueError("'optimizer' is in save_contents, but the manager has no optimizer")

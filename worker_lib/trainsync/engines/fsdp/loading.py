@@ -6,12 +6,12 @@ from pathlib import Path
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.load.loading import load_sharded
-from trainsync.engines.agree import agree
+from trainsync.engines.agree import on_all_ranks
 from trainsync.engines.checkpoints.save_plan import EXTRA, MODEL, OPTIMIZER
 from trainsync.engines.checkpoints.shard_source import CommittedStep, ShardSource, open_source
 from trainsync.engines.fsdp import training_parts
 from trainsync.engines.fsdp.state import fsdp_version
-from trainsync.engines.fsdp.training_parts import State, Trained
+from trainsync.engines.fsdp.training_parts import State, TrainedParts
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class PartsLoader:
     def __init__(
         self,
         coordinator: CheckpointCoordinator,
-        trained: Trained,
+        trained: TrainedParts,
         complete: Callable[[State], State],
         load_rng: Callable[[State], None],
     ) -> None:
@@ -52,33 +52,31 @@ class PartsLoader:
         """
         doing = f"loading {local_path}"
         parts: dict[str, State] = {}
-        found: tuple[int | None, bool] = (None, False)
-        problem: Exception | None = None
-        source: ShardSource | None = None
-        try:
+        sources: list[ShardSource] = []
+
+        def read() -> tuple[int | None, bool]:
             refuse()
-            source = open_source(
-                local_path, self._coordinator.directory, self._coordinator.report_damage
-            )
-            found = source.step, self._reshards(source, names)
-            if not found[1]:
+            coordinator = self._coordinator
+            source = open_source(local_path, coordinator.directory, coordinator.report_damage)
+            sources.append(source)
+            reshards = self._reshards(source, names)
+            if not reshards:
                 for name in names:
-                    parts[name] = source.read(
-                        name, self._coordinator.rank, self._coordinator.world_size
-                    )
+                    parts[name] = source.read(name, coordinator.rank, coordinator.world_size)
             # The last step that can fail on one rank alone; a collective may follow.
-            self._coordinator.wait_staged(_STAGED_SECONDS)
-        except Exception as error:  # noqa: BLE001 - raised on every rank
-            problem = error
-        step, reshards = agree(found, problem, doing)[0]
-        try:
+            coordinator.wait_staged(_STAGED_SECONDS)
+            return source.step, reshards
+
+        step, reshards = on_all_ranks(read, doing)[0]
+
+        def restore() -> None:
+            source = sources[0]
             if not reshards:
                 training_parts.load(self._trained, parts, self._complete, self._load_rng)
             elif isinstance(source, CommittedStep):
                 self._reshard(source, names)
-        except Exception as error:  # noqa: BLE001 - raised on every rank
-            problem = error
-        agree(None, problem, doing)
+
+        on_all_ranks(restore, doing)
         return step
 
     def _reshards(self, source: ShardSource, names: set[str]) -> bool:

@@ -1,6 +1,7 @@
-"""Hands one rank's parts of a checkpoint to the coordinator; no rank waits for another here."""
+"""Hands one rank's part of a state dict or checkpoint to the coordinator; no rank waits here."""
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -8,14 +9,68 @@ import torch
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.engines.checkpoints.save_plan import EXTRA, HF_MODEL, MODEL, OPTIMIZER, SavePlan
 from trainsync.engines.fsdp import training_parts
-from trainsync.engines.fsdp.training_parts import State, Trained
+from trainsync.engines.fsdp.training_parts import State, TrainedParts
 from trainsync.engines.hf import export
 from trainsync.engines.hf.config import FOLDER, merger_files
 from trainsync.engines.verl.arguments import MERGED
 
+# Made once for each module: (tokenizer or processor, {LoRA is merged: the small files}).
+_FILES: "weakref.WeakKeyDictionary[torch.nn.Module, tuple[Any, dict[bool, dict[str, bytes]]]]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def stage_state_dict(
+    coordinator: CheckpointCoordinator,
+    module: torch.nn.Module,
+    weights: State,
+    step: int,
+    folder: str,
+    processing_class: Any,
+    attachments: Mapping[str, bytes] | None = None,
+) -> bool:
+    """Stage this rank's weights as the step's state dict; whether the coordinator accepted them.
+
+    Args:
+        folder: inside the step's directory.
+        processing_class: see `PartsSaver`.
+        attachments: files that rank 0 writes beside those that a merge of the shards needs.
+
+    Raises:
+        The errors of `CheckpointCoordinator.save_async`.
+    """
+    small = small_files(coordinator, module, processing_class, merged=folder == MERGED)
+    return coordinator.save_async(
+        MODEL,
+        weights,
+        step,
+        is_state_dict=True,
+        subdir=folder,
+        attachments=small | dict(attachments or {}) if coordinator.rank == 0 else {},
+    )
+
+
+def small_files(
+    coordinator: CheckpointCoordinator,
+    module: torch.nn.Module,
+    processing_class: Any,
+    *,
+    merged: bool = False,
+) -> dict[str, bytes]:
+    """On rank 0 the small files that a merge of the shards needs; see `merger_files`."""
+    if coordinator.rank != 0:
+        return {}
+    known = _FILES.get(module)
+    if known is None or known[0] is not processing_class:
+        known = _FILES[module] = processing_class, {}
+    if merged not in known[1]:
+        ranks = coordinator.world_size
+        known[1][merged] = merger_files(module, ranks, processing_class, merged=merged)
+    return known[1][merged]
+
 
 class PartsSaver:
-    """Saves a rank's model, optimizer and extra state. Caches the small files that never change.
+    """Saves a rank's model, optimizer and extra state.
 
     Args:
         processing_class: tokenizer or processor that goes with the weights, or None.
@@ -27,19 +82,12 @@ class PartsSaver:
         self._coordinator = coordinator
         self._module = module
         self._processing_class = processing_class
-        self._merger_files: dict[bool, dict[str, bytes]] = {}  # key: LoRA is merged
         self._skeleton: Any = None
 
     def save_state_dict(self, folder: str, step: int, weights: State) -> bool:
-        """Whether the coordinator accepted the state dict. Raises as
-        `CheckpointCoordinator.save_async`."""
-        return self._coordinator.save_async(
-            MODEL,
-            weights,
-            step,
-            is_state_dict=True,
-            subdir=folder,
-            attachments=self._small_files(merged=folder == MERGED),
+        """See `stage_state_dict`."""
+        return stage_state_dict(
+            self._coordinator, self._module, weights, step, folder, self._processing_class
         )
 
     def save(
@@ -77,20 +125,12 @@ class PartsSaver:
             )
         return taken
 
-    def _small_files(self, *, merged: bool = False) -> dict[str, bytes]:
-        """On rank 0 the small files that a merge of the shards needs."""
-        if self._coordinator.rank != 0:
-            return {}
-        if merged not in self._merger_files:
-            ranks = self._coordinator.world_size
-            self._merger_files[merged] = merger_files(
-                self._module, ranks, self._processing_class, merged=merged
-            )
-        return self._merger_files[merged]
+    def _small_files(self) -> dict[str, bytes]:
+        return small_files(self._coordinator, self._module, self._processing_class)
 
 
 def states_of(
-    plan: SavePlan, trained: Trained, rng: Callable[[], State], *, adapter_only: bool
+    plan: SavePlan, trained: TrainedParts, rng: Callable[[], State], *, adapter_only: bool
 ) -> dict[str, State]:
     """The states that the plan names. Tensors alias the trained ones.
 

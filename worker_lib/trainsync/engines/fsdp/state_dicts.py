@@ -15,7 +15,7 @@ from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.dist.ranks import ranks_of
 from trainsync.engines.adapt import adapt
 from trainsync.engines.checkpoints.paths import subdirectory
-from trainsync.engines.hf.config import merger_files
+from trainsync.engines.fsdp.saving import stage_state_dict
 from trainsync.engines.lora.merging import chosen_state
 from trainsync.engines.protocol import TrainingEngine, module_of
 from trainsync.engines.publish.gathered_upload import GatheredUpload
@@ -28,10 +28,6 @@ from trainsync.engines.publish.state_dicts import (
 from trainsync.weights.proof.record import PROOF_NAME, Proof, encode_proof
 from trainsync.weights.transports.object_store.upload import Uploaded
 
-# Made once for each module: (tokenizer or processor, the small files made with it).
-_FILES: "weakref.WeakKeyDictionary[torch.nn.Module, tuple[Any, dict[str, bytes]]]" = (
-    weakref.WeakKeyDictionary()
-)
 _GATHERED: "weakref.WeakKeyDictionary[torch.nn.Module, dict[UploadKind, GatheredUpload]]" = (
     weakref.WeakKeyDictionary()
 )
@@ -68,19 +64,16 @@ def fsdp_save_state_dict(
     if proof is not None and proof.weight_version != global_step:
         raise ValueError(f"the proof is of step {proof.weight_version}, expected {global_step}")
     trained, module = _trained(engine)
-    small: dict[str, bytes] = {}
+    config: Any = getattr(trained, "model_config", None)
     with trained.resident():
-        if coordinator.rank == 0:
-            small = dict(_files(trained, module, coordinator.world_size))
-            if proof is not None:
-                small[PROOF_NAME] = encode_proof(proof)
-        coordinator.save_async(
-            "model",
+        stage_state_dict(
+            coordinator,
+            module,
             chosen_state(module, trained.lora),
             global_step,
-            is_state_dict=True,
-            subdir=subdirectory(local_path, coordinator.directory, global_step),
-            attachments=small,
+            subdirectory(local_path, coordinator.directory, global_step),
+            config.get_processor() if hasattr(config, "get_processor") else None,
+            {} if proof is None else {PROOF_NAME: encode_proof(proof)},
         )
     log_saved(logger, coordinator, global_step)
 
@@ -147,12 +140,3 @@ def _trained(engine: Any) -> tuple[TrainingEngine, torch.nn.Module]:
     """Raises `TypeError` if the engine has no FSDP module."""
     trained = adapt(engine)
     return trained, module_of(trained)
-
-
-def _files(trained: TrainingEngine, module: torch.nn.Module, world_size: int) -> dict[str, bytes]:
-    config: Any = getattr(trained, "model_config", None)
-    processing = config.get_processor() if hasattr(config, "get_processor") else None
-    known = _FILES.get(module)
-    if known is None or known[0] is not processing:
-        known = _FILES[module] = processing, merger_files(module, world_size, processing)
-    return known[1]

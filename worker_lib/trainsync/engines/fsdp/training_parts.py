@@ -16,7 +16,7 @@ State = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedParts:
     """A rank's model, optimizer and scheduler; without training the last two are None."""
 
     module: torch.nn.Module
@@ -55,7 +55,7 @@ def extra_state(scheduler: Any, rng: State) -> State:
 
 
 def load(
-    trained: Trained,
+    trained: TrainedParts,
     parts: dict[str, State],
     complete: Callable[[State], State],
     load_rng: Callable[[State], None],

@@ -14,7 +14,7 @@ from trainsync.engines.errors import EngineUpdateError
 from trainsync.engines.inference.base import NamedTensors, in_buckets, refuse_awaitable
 
 
-class Engine(Protocol):
+class OfflineEngine(Protocol):
     """The methods of ``sglang.Engine`` that the adapter calls."""
 
     def update_weights_from_tensor(
@@ -44,7 +44,7 @@ class SGLangEngine:
         bucket_size: bytes of weights in one call.
     """
 
-    def __init__(self, engine: Engine, *, bucket_size: int = 256 << 20) -> None:
+    def __init__(self, engine: OfflineEngine, *, bucket_size: int = 256 << 20) -> None:
         self._engine = engine
         self._bucket_size = bucket_size
         self._coming = -1

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
-from trainsync.checkpoint.errors import StateMismatchError
-from trainsync.checkpoint.load.agreement import open_agreement
+from trainsync.checkpoint.errors import LoadFailedError, LoadPeerLostError, StateMismatchError
 from trainsync.checkpoint.load.reshard.shard_files import Component, find_component
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.load.verify import Need, assign, verify
 from trainsync.checkpoint.megatron_shards import describe
+from trainsync.dist.group_agreement import open_agreement
 from trainsync.engines.adapt import adapt
 from trainsync.engines.checkpoints.model_saves import ModelSaves
 from trainsync.engines.checkpoints.paths import inside_run
@@ -47,7 +47,7 @@ from trainsync.engines.megatron.training import (
 from trainsync.engines.megatron.training_loading import load_training
 from trainsync.engines.protocol import SUPPORTED
 from trainsync.engines.verl.adapters import VerlMegatronEngine, chunks
-from trainsync.engines.verl.arguments import ACTOR, Place, refuse_hdfs
+from trainsync.engines.verl.arguments import ACTOR, SaveTarget, refuse_hdfs
 from trainsync.engines.verl.retention import MonitoredRetention
 
 logger = logging.getLogger(__name__)
@@ -196,7 +196,7 @@ class MegatronCheckpoints(MonitoredRetention):
             self._engine.load_checkpoint(Path(local_path))
             return
         wanted = self._engine.checkpoint_manager.checkpoint_load_contents
-        ranks = open_agreement(_LOAD_SECONDS)
+        ranks = open_agreement("load", _LOAD_SECONDS, LoadFailedError, LoadPeerLostError)
         found = _Committed(local_path, directory, wanted, self.coordinator.report_damage)
         answers = ranks.do("opening the checkpoint", found.open)
         needs = [Need(host, frozenset(paths)) for host, paths in map(json.loads, answers)]
@@ -230,7 +230,7 @@ class MegatronCheckpoints(MonitoredRetention):
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _plan(self, hdfs_path: str | None, place: Place) -> SavePlan:
+    def _plan(self, hdfs_path: str | None, place: SaveTarget) -> SavePlan:
         refuse_hdfs(hdfs_path)
         contents = list(self._engine.checkpoint_manager.checkpoint_save_contents)
         if not contents:

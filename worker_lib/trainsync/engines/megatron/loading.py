@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from trainsync.checkpoint.errors import StateMismatchError
-from trainsync.checkpoint.load.agreement import open_agreement
+from trainsync.checkpoint.errors import LoadFailedError, LoadPeerLostError, StateMismatchError
 from trainsync.checkpoint.load.reshard.shard_files import find_component
 from trainsync.checkpoint.load.resume import Resume, require_resume
 from trainsync.checkpoint.load.verify import Need, assign, verify
 from trainsync.checkpoint.megatron_shards import MegatronShards, describe, require
+from trainsync.dist.group_agreement import open_agreement
 from trainsync.engines.adapt import adapt
 from trainsync.engines.megatron.layout import ParallelLayout
 from trainsync.engines.megatron.state import live_tensors, refuse_copies
@@ -52,8 +52,8 @@ def megatron_load_state_dict(
     require_resume(resume, "megatron_load_state_dict")
     trained = adapt(engine)
     models = chunks(trained.module)
-    load = _Load(models, resume, subdir)
-    ranks = open_agreement(timeout)
+    load = _WeightsLoad(models, resume, subdir)
+    ranks = open_agreement("load", timeout, LoadFailedError, LoadPeerLostError)
     answers = ranks.do("planning to load", load.plan)
     needs = [Need(host, frozenset(paths)) for host, paths in map(json.loads, answers)]
     ranks.do("checking the files", lambda: load.check(assign(needs, load.sizes)[ranks.rank]))
@@ -77,7 +77,7 @@ def _enter(stack: ExitStack, context: AbstractContextManager[None]) -> str:
     return ""
 
 
-class _Load:
+class _WeightsLoad:
     """One rank's part, phase by phase."""
 
     shards: MegatronShards

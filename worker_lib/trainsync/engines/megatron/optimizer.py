@@ -55,7 +55,7 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Piece:
+class OptimizerShard:
     """The part of one weight's state that this rank's optimizer has.
 
     Attributes:
@@ -124,7 +124,7 @@ def distributed_optimizers(optimizer: Any) -> list[Any] | None:
     return found
 
 
-def pieces(optimizers: Sequence[Any], chunks: Sequence[torch.nn.Module]) -> list[Piece]:
+def pieces(optimizers: Sequence[Any], chunks: Sequence[torch.nn.Module]) -> list[OptimizerShard]:
     """The pieces of this rank's optimizers, in the optimizers' order.
 
     Args:
@@ -136,13 +136,15 @@ def pieces(optimizers: Sequence[Any], chunks: Sequence[torch.nn.Module]) -> list
     """
     places = _Places(chunks)
     return [
-        Piece(optimizer, parameter, end - start, tuple(places.regions(parameter, start, end)))
+        OptimizerShard(
+            optimizer, parameter, end - start, tuple(places.regions(parameter, start, end))
+        )
         for optimizer in optimizers
         for parameter, start, end in _ranges(optimizer)
     ]
 
 
-def own_boxes(held: Sequence[Piece]) -> list[Box]:
+def own_boxes(held: Sequence[OptimizerShard]) -> list[Box]:
     """The boxes of its pieces that this rank saves; the data aliases the optimizer's state."""
     return [
         Box(

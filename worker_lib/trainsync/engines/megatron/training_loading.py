@@ -17,7 +17,12 @@ from trainsync.checkpoint.training_state import check_rng_state, set_rng_state
 from trainsync.dist.agreement import Agreement
 from trainsync.engines.checkpoints.save_plan import EXTRA, OPTIMIZER
 from trainsync.engines.megatron.layout import ParallelLayout
-from trainsync.engines.megatron.optimizer import PREFIX, Piece, distributed_optimizers, pieces
+from trainsync.engines.megatron.optimizer import (
+    PREFIX,
+    OptimizerShard,
+    distributed_optimizers,
+    pieces,
+)
 from trainsync.engines.megatron.training import (
     GROUPS,
     RNG,
@@ -59,13 +64,15 @@ def load_training(
         LoadFailedError: another rank failed; names it, and its cause.
     """
     schedule = engine.lr_scheduler if with_schedule else None
-    loads: list[OptimizerLoad | RandomLoad] = []
+    loads: list[MegatronOptimizerLoad | RandomLoad] = []
 
     def plan() -> str:
         if OPTIMIZER in components:
             models = chunks(engine.module)
             component = components[OPTIMIZER]
-            loads.append(OptimizerLoad(engine.optimizer, schedule, models, resume, component))
+            loads.append(
+                MegatronOptimizerLoad(engine.optimizer, schedule, models, resume, component)
+            )
         if EXTRA in components:
             component = components[EXTRA]
             loads.append(RandomLoad(resume, component, ranks.rank, ranks.world_size))
@@ -93,7 +100,7 @@ def load_training(
     logger.info("step %d: %s loaded", resume.step, " and ".join(components))
 
 
-class OptimizerLoad:
+class MegatronOptimizerLoad:
     """One rank's part of loading ``optim``: `plan`, then `apply` when all files were checked.
 
     Args:
@@ -232,7 +239,7 @@ class OptimizerLoad:
                     steps |= {id(w): float(step) for w in group["params"] if step is not None}
         return steps
 
-    def _flat(self, name: str, piece: Piece) -> torch.Tensor:
+    def _flat(self, name: str, piece: OptimizerShard) -> torch.Tensor:
         flat: torch.Tensor | None = None
         for region in piece.regions:
             key = f"{PREFIX}{name}.{region.tensor.key}"
@@ -258,7 +265,7 @@ class OptimizerLoad:
 
 
 class RandomLoad:
-    """One rank's part of loading ``extra_state``; used like `OptimizerLoad`.
+    """One rank's part of loading ``extra_state``; used like `MegatronOptimizerLoad`.
 
     Generators saved in another layout have no rank here: the live generators then stay unchanged.
     """
@@ -271,7 +278,7 @@ class RandomLoad:
         self._state: Mapping[str, Any] | None = None
 
     def plan(self) -> set[str]:
-        """See `OptimizerLoad.plan`.
+        """See `MegatronOptimizerLoad.plan`.
 
         Raises:
             StateMismatchError, CorruptCheckpointError: the saved component has unexpected content.

@@ -6,11 +6,12 @@ from typing import Any, Final
 
 import torch
 
+from trainsync.dist.agreement import Agreement
 from trainsync.engines.errors import GatherFailedError
 from trainsync.engines.protocol import LoRAWeights
 from trainsync.engines.publish.gathering import GatherAhead, GatherAlong
 from trainsync.engines.publish.sent_tensors import joined, other_names, sent_tensors
-from trainsync.engines.trainer_ranks import TrainerRanks
+from trainsync.engines.trainer_ranks import trainer_ranks
 from trainsync.weights.buckets.tensor_stream import Value
 from trainsync.weights.transports.object_store.upload import Uploaded, Uploader
 
@@ -26,7 +27,7 @@ class GatheredUpload:
     """
 
     def __init__(self, dtype: torch.dtype | None = None, group: Any = None) -> None:
-        self._ranks: TrainerRanks | None = None
+        self._ranks: Agreement | None = None
         self._seconds = 0.0  # bound of the messages
         self._dtype = dtype
         self._group = group
@@ -73,7 +74,7 @@ class GatheredUpload:
         except Exception as error:  # noqa: BLE001 - raised by `agree`, here and there
             problem = error
         left = max(0.0, end - time.monotonic())
-        ranks.agree(problem, left + _LATE_SECONDS, f"uploading version {version}")
+        ranks.agree("", problem, f"uploading version {version}", left + _LATE_SECONDS)
         return Uploaded(version, uploaded.published, uploaded.bytes, time.monotonic() - started)
 
     def _lead(
@@ -99,11 +100,9 @@ class GatheredUpload:
                 raise
             raise
 
-    def _ranks_for(self, seconds: float) -> TrainerRanks:
+    def _ranks_for(self, seconds: float) -> Agreement:
         if self._ranks is None or self._seconds < seconds:
-            if self._ranks is not None:
-                self._ranks.close()
-            self._ranks = TrainerRanks(2 * seconds + _LATE_SECONDS, self._group)
+            self._ranks = trainer_ranks(2 * seconds + _LATE_SECONDS, self._group)
             self._seconds = seconds
         return self._ranks
 

@@ -13,8 +13,8 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 import torch
 
+from trainsync.dist.agreement import Agreement
 from trainsync.engines.errors import GatherFailedError, TrainerRankFailedError
-from trainsync.engines.trainer_ranks import TrainerRanks
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 
 Value = TypeVar("Value")  # a tensor, or what else comes under a weight's name
@@ -194,14 +194,14 @@ class GatherTogether(Generic[Value]):
     """
 
     def __init__(
-        self, gather: Gather[Value], ranks: TrainerRanks, deadlines: Deadlines, doing: str
+        self, gather: Gather[Value], ranks: Agreement, deadlines: Deadlines, doing: str
     ) -> None:
         self._gather = gather
         self._ranks = ranks
         self._deadlines = deadlines
         self._doing = doing
         self._gathered: GatherAhead[Value] | None = None
-        self._ranks.agree(None, deadlines.whole, doing)
+        self._ranks.agree("", None, doing, deadlines.whole)
         late = deadlines.connect + _LATE_SECONDS
         self._end = time.monotonic() + deadlines.whole + late
 
@@ -248,7 +248,7 @@ class GatherTogether(Generic[Value]):
 
     def _say(self, word: int, problem: BaseException | None, seconds: float) -> None:
         self._ranks.say(word).get(seconds, self._doing)
-        self._ranks.agree(problem, seconds, self._doing)
+        self._ranks.agree("", problem, self._doing, seconds)
 
     # -- the other ranks ------------------------------------------------------------------
 
@@ -262,7 +262,8 @@ class GatherTogether(Generic[Value]):
         along: GatherAlong | None = None
         while True:
             word = self._hear(along)
-            self._ranks.agree(None if along is None else along.problem, self._left(), self._doing)
+            problem = None if along is None else along.problem
+            self._ranks.agree("", problem, self._doing, self._left())
             if word == _DONE:
                 return
             along = GatherAlong(self._gather)

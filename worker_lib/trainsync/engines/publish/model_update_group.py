@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import torch
 
 from trainsync.api.spec import SyncMethod
+from trainsync.dist.agreement import Agreement
 from trainsync.engines.adapt import adapt
 from trainsync.engines.module_engine import TrainedModule
 from trainsync.engines.publish.gathering import GatherTogether
 from trainsync.engines.publish.group_broadcast import broadcast_in_group, is_process_group
 from trainsync.engines.publish.sent_tensors import described, narrowed, sent_tensors
-from trainsync.engines.trainer_ranks import TrainerRanks
+from trainsync.engines.trainer_ranks import trainer_ranks
 from trainsync.weights.buckets.tensor_part import check_narrow
 from trainsync.weights.buckets.tensor_stream import Description, Value
-from trainsync.weights.synchronizer.counts import Sent
+from trainsync.weights.synchronizer.counts import BroadcastTraffic
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import (
     Deadlines,
@@ -34,7 +35,7 @@ from trainsync.weights.versions import Announcement, Published
 
 if TYPE_CHECKING:
     from trainsync.runtime.context import RunContext
-    from trainsync.weights.synchronizer.connection import Connection
+    from trainsync.weights.synchronizer.connection import SynchronizerConnection
 
 logger = logging.getLogger(__name__)
 
@@ -62,12 +63,12 @@ class ModelUpdateGroup:
         connection: rank 0's, to the run's Synchronizer; None on the others, and without a run.
     """
 
-    ranks: TrainerRanks
+    ranks: Agreement
     broadcaster: WeightBroadcaster | None
     deadlines: Deadlines
     dtype: torch.dtype | None = None
     ready_seconds: float | None = None
-    connection: "Connection | None" = None
+    connection: "SynchronizerConnection | None" = None
 
     def __post_init__(self) -> None:
         check_narrow(self.dtype)
@@ -111,19 +112,18 @@ class ModelUpdateGroup:
         check_narrow(dtype)
         seconds = broadcast_seconds(ctx.sync.timeout)
         deadlines = Deadlines.of(seconds, ctx.sync.bucket_size)
-        ranks = TrainerRanks(ctx.sync.timeout + 2 * _ANSWER_SECONDS, group)
-        made: list[tuple[WeightBroadcaster, Connection]] = []
+        ranks = trainer_ranks(ctx.sync.timeout + 2 * _ANSWER_SECONDS, group)
+        made: list[tuple[WeightBroadcaster, SynchronizerConnection]] = []
 
         def set_up() -> int:
             made.append(_broadcaster_of(ctx, deadlines, shared_memory))
             return 0
 
         try:
-            ranks.decide(set_up, 2 * _ANSWER_SECONDS, "setting up the broadcast of weights")
+            ranks.decide(set_up, "setting up the broadcast of weights", 2 * _ANSWER_SECONDS)
         except BaseException:
             for broadcaster, _ in made:
                 broadcaster.close()
-            ranks.close()
             raise
         return cls(
             ranks,
@@ -188,14 +188,13 @@ class ModelUpdateGroup:
         """Let the explorers go, which keep what they serve; the group is of no more use."""
         if self.broadcaster is not None:
             self.broadcaster.close()
-        self.ranks.close()
 
     def _on_rank_0(self, act: Callable[[], None], seconds: float, doing: str) -> None:
         def chosen() -> int:
             act()
             return 0
 
-        self.ranks.decide(chosen, seconds, doing)
+        self.ranks.decide(chosen, doing, seconds)
 
 
 def fsdp_sync_weight_nccl(
@@ -284,7 +283,7 @@ def _publishing(version: int | None) -> str:
 
 def _broadcaster_of(
     ctx: "RunContext", deadlines: Deadlines, shared_memory: bool
-) -> "tuple[WeightBroadcaster, Connection]":
+) -> "tuple[WeightBroadcaster, SynchronizerConnection]":
     """The broadcaster of a run, which its Synchronizer then knows; for rank 0.
 
     Raises:
@@ -293,10 +292,10 @@ def _broadcaster_of(
     """
     import ray  # a group without a run does without Ray
 
-    from trainsync.weights.synchronizer.connection import Connection
+    from trainsync.weights.synchronizer.connection import SynchronizerConnection
 
     host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray is untyped
-    connection = Connection(ctx.synchronizer(), _ANSWER_SECONDS)
+    connection = SynchronizerConnection(ctx.synchronizer(), _ANSWER_SECONDS)
     broadcaster = WeightBroadcaster(
         ctx.attempt,
         host,
@@ -326,7 +325,7 @@ def announce_broadcast(
         seconds: that it has taken so far.
     """
     _log(report, seconds)
-    sent = Sent(secrets.token_hex(8), report.taken, max(0, report.passes - 1))
+    sent = BroadcastTraffic(secrets.token_hex(8), report.taken, max(0, report.passes - 1))
     if report.digest is not None:
         announcement = Announcement(
             Published.broadcast(report.version, report.digest, report.bytes),

@@ -21,7 +21,7 @@ from trainsync.engines.megatron.state_dicts import (
 )
 from trainsync.engines.protocol import is_megatron
 from trainsync.engines.publish.model_update_group import ModelUpdateGroup, fsdp_sync_weight_nccl
-from trainsync.engines.trainer_ranks import TrainerRanks
+from trainsync.engines.trainer_ranks import trainer_ranks
 from trainsync.runtime.context import RunContext
 from trainsync.weights.buckets.tensor_part import check_narrow
 from trainsync.weights.proof.asking import Prover
@@ -202,7 +202,7 @@ class _Uploading:
         self._delta = ctx.sync.delta
         self._dtype = dtype
         self._group = group
-        self._ranks = TrainerRanks(self._timeout, group)
+        self._ranks = trainer_ranks(self._timeout, group)
 
     def publish(self, step: int) -> PublishReport:
         uploaded, problem = None, None
@@ -220,12 +220,12 @@ class _Uploading:
         except Exception as error:  # noqa: BLE001 - raised by `agree`, here and there
             problem = error
         # A version that lacks a part is not published: the other ranks would not hear of it.
-        self._ranks.agree(problem, self._timeout, f"publishing version {step}")
+        self._ranks.agree("", problem, f"publishing version {step}", self._timeout)
         assert uploaded is not None, "there was no problem"
         return PublishReport(step, uploaded.seconds, uploaded.bytes, delta_off=uploaded.delta_off)
 
     def close(self) -> None:
-        self._ranks.close()  # the version stays, for explorers that come
+        """The version stays, for explorers that come."""
 
 
 class _Broadcasting:
@@ -286,12 +286,11 @@ class _Saving:
         self._prover = prover
         self._timeout = ctx.sync.timeout
         self._own = coordinator is None
-        self._ranks = TrainerRanks(self._timeout, group)
+        self._ranks = trainer_ranks(self._timeout, group)
         ranks = self._ranks
         self._coordinator = coordinator or ctx.coordinator(ranks.rank, ranks.world_size)
         of = self._coordinator.rank, self._coordinator.world_size
         if of != (ranks.rank, ranks.world_size):
-            ranks.close()
             raise ValueError(
                 f"the coordinator is of rank {of[0]} of {of[1]}; expected that of the process "
                 f"group, rank {ranks.rank} of {ranks.world_size}"
@@ -305,7 +304,7 @@ class _Saving:
         before = coordinator.stats.staged_bytes
         # The step that the attempt resumed from may have its state dict from an earlier attempt.
         doing = f"registering the state dict of step {step}"
-        if self._ranks.decide(lambda: self._is_committed(step), self._timeout, doing):
+        if self._ranks.decide(lambda: self._is_committed(step), doing, self._timeout):
             logger.info("step %d: its state dict is committed already", step)
         elif self._megatron:
             megatron_save_state_dict(self._engine, "actor", step, coordinator, logger)
@@ -319,7 +318,6 @@ class _Saving:
         return PublishReport(step, time.monotonic() - started, staged)
 
     def close(self) -> None:
-        self._ranks.close()
         if self._own:  # else its maker waits for all its saves
             self._coordinator.wait_all(self._timeout)
 

@@ -36,7 +36,7 @@ def lay_checkpoint(memory: Path, index: StagedIndex, tensors: Mapping[str, torch
     folder = segment.with_name(segment.name + _SUFFIX)
     shutil.rmtree(folder, ignore_errors=True)
     named = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-    entries = [safetensors.Entry(name, *what) for name, what in named.items()]
+    entries = [safetensors.TensorEntry(name, *what) for name, what in named.items()]
     try:
         folder.mkdir(mode=0o700)
         for file in safetensors.partition(entries, index.bytes):

@@ -9,7 +9,7 @@ from trainsync.engines.servers.base import ServerDriver
 from trainsync.engines.servers.errors import ServerError
 from trainsync.weights.proof.comparing import Logprobs, Proven, Refuted, Verdict, compare
 from trainsync.weights.proof.record import Proof
-from trainsync.weights.proof.server_digests import Seen, expected_digests, look
+from trainsync.weights.proof.server_digests import ServerDigests, expected_digests, look
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class _Last:
 
     proof: Proof
     said: Logprobs | None
-    seen: Seen
+    seen: ServerDigests
 
 
 class ServerProver:
@@ -34,7 +34,7 @@ class ServerProver:
 
     def __init__(self, driver: ServerDriver, serves: Proof | None = None) -> None:
         self._driver = driver
-        self._last = None if serves is None else _Last(serves, None, Seen())
+        self._last = None if serves is None else _Last(serves, None, ServerDigests())
 
     def prove(self, proof: Proof, tensors: Mapping[str, torch.Tensor] | None = None) -> Verdict:
         """Ask the server for its canaries, and compare.
@@ -65,11 +65,11 @@ class ServerProver:
             before=None if last is None else last.proof,
             said_before=None if last is None else last.said,
         )
-        seen = Seen()
+        seen = ServerDigests()
         if tensors is not None and isinstance(verdict, Proven):
             digests = self._driver.checksums()
             expected = expected_digests(tensors, digests)
-            seen, problem = look(digests, expected, Seen() if last is None else last.seen)
+            seen, problem = look(digests, expected, ServerDigests() if last is None else last.seen)
             if problem is not None:
                 return Refuted(problem)
         if isinstance(verdict, Proven):

@@ -43,7 +43,7 @@ def model_of(prefix: str) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class SaveTarget:
     """The target of a save in verl: ``folder`` of a step.
 
     Attributes:
@@ -60,7 +60,7 @@ def held_directory(directory: Path, name: str) -> Path:
     return directory.joinpath(*_HELD, name)
 
 
-def place_of(local_path: str | Path, directory: Path, step: int) -> Place:
+def place_of(local_path: str | Path, directory: Path, step: int) -> SaveTarget:
     """The step and folder that ``local_path`` names.
 
     Raises:
@@ -74,10 +74,10 @@ def place_of(local_path: str | Path, directory: Path, step: int) -> Place:
     named, folder = step_and_folder(directory / inside if inside else local_path, directory)
     if named != step:
         raise ValueError(f"{local_path} is of step {named}, but global_step is {step}")
-    return Place(folder, held)
+    return SaveTarget(folder, held)
 
 
-def model_place(local_path: str | Path, directory: Path, step: int, model: str) -> Place:
+def model_place(local_path: str | Path, directory: Path, step: int, model: str) -> SaveTarget:
     """`place_of` for a model's save.
 
     Raises:

@@ -11,7 +11,7 @@ from trainsync.api.spec import SyncMethod
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.load.verify import verify
 from trainsync.engines.adapt import adapt
-from trainsync.engines.agree import agree
+from trainsync.engines.agree import on_all_ranks
 from trainsync.engines.checkpoints.paths import inside_run
 from trainsync.engines.checkpoints.shard_source import committed_step
 from trainsync.engines.checkpoints.step_commits import StepCommits
@@ -144,13 +144,12 @@ class _ThroughTheRun:
 
     def resume(self) -> None:
         """On rank 0, ask the monitor where to resume, once for each process."""
-        problem = None
-        try:
+
+        def ask() -> None:
             if self._coordinator.rank == 0:
                 self._context.resume_here()
-        except Exception as error:  # noqa: BLE001 - raised on every rank
-            problem = error
-        agree(None, problem, "asking where to resume")
+
+        on_all_ranks(ask, "asking where to resume")
 
     def saving(self, save: Callable[..., None]) -> Callable[..., None]:
         """``save`` of a model, and of the trainer's own state."""
@@ -188,13 +187,12 @@ class _ThroughTheRun:
             directory = self._coordinator.directory
             if not local_path or not inside_run(local_path, directory):
                 return
-            problem = None
-            try:
+
+            def check() -> None:
                 if self._coordinator.rank == 0:
                     self._verify_trainers(local_path, directory)
-            except Exception as error:  # noqa: BLE001 - raised on every rank
-                problem = error
-            agree(None, problem, "checking the trainer's own state")
+
+            on_all_ranks(check, "checking the trainer's own state")
 
         return load_checkpoint
 

@@ -12,9 +12,9 @@ from typing import Final
 import torch
 
 from trainsync.integrations.verl.options import SyncOptions
-from trainsync.weights.buckets.served import Served
+from trainsync.weights.buckets.served import ServedVersion
 from trainsync.weights.errors import WeightsUnavailableError
-from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.link import TrainerEndpoint
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
 
@@ -28,7 +28,7 @@ class Receiver:
     def __init__(self, options: SyncOptions) -> None:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._options = options
-        self._endpoint: Endpoint | None = None
+        self._endpoint: TrainerEndpoint | None = None
         self._receiver: WeightReceiver | None = None
 
     @property
@@ -36,7 +36,7 @@ class Receiver:
         """The last version received; -1 before the first."""
         return -1 if self._receiver is None else self._receiver.version
 
-    def follow(self, endpoint: Endpoint) -> None:
+    def follow(self, endpoint: TrainerEndpoint) -> None:
         """Connect to the trainer at ``endpoint`` in the background, and stay connected."""
         self._endpoint = endpoint
         if self._receiver is None:
@@ -79,7 +79,7 @@ class Receiver:
 
     async def _wait(
         self, receiver: WeightReceiver, version: int, given_up: threading.Event
-    ) -> Served:
+    ) -> ServedVersion:
         deadlines = self._options.deadlines
         end = time.monotonic() + deadlines.whole + deadlines.connect + _LATE_SECONDS
         while True:

@@ -18,7 +18,7 @@ from trainsync.integrations.verl.options import SyncOptions
 from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.transports.broadcast.broadcaster import (
     BroadcastReport,
-    Endpoint,
+    TrainerEndpoint,
     WeightBroadcaster,
 )
 from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
@@ -77,7 +77,7 @@ class Sender:
         )
 
     @property
-    def endpoint(self) -> Endpoint:
+    def endpoint(self) -> TrainerEndpoint:
         """The address to which rollouts connect."""
         return self._broadcaster.endpoint
 

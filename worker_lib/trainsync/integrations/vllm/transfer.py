@@ -23,7 +23,7 @@ from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.errors import SchemaMismatchError, WeightsError
 from trainsync.weights.staging.checkpoint import TIED_HEAD, checkpoint_tensors, misfit
 from trainsync.weights.staging.index import StagedReference
-from trainsync.weights.staging.reading import Staged, StagedReader
+from trainsync.weights.staging.reading import StagedReader, StagedVersion
 
 _MOST_NAMES: Final = 5
 
@@ -54,7 +54,7 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
     def __init__(self, config: Any, vllm_config: Any, device: Any, model: Any) -> None:
         super().__init__(config, vllm_config, device, model)
         self._reader = StagedReader()
-        self._staged: tuple[StagedReference, Staged] | None = None
+        self._staged: tuple[StagedReference, StagedVersion] | None = None
         self._takes = _takes(self.model_config)
         self._loaded = False
 
@@ -113,7 +113,7 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         """Let go of staged memory."""
         self._staged = None
 
-    def _open(self, reference: StagedReference) -> Staged:
+    def _open(self, reference: StagedReference) -> StagedVersion:
         try:
             staged = self._reader.open(reference)
             if self._takes is not None:
@@ -130,7 +130,7 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         return staged
 
     @torch.no_grad()
-    def _load(self, staged: Staged) -> None:
+    def _load(self, staged: StagedVersion) -> None:
         tied = _is_tied(self.model_config)
         weights = [
             (name, tensor)

@@ -101,7 +101,7 @@ class DiskMonitorClient:
         except FileNotFoundError:
             receipts.write_registration(
                 save,
-                receipts.Registration(
+                receipts.SaveRegistration(
                     kind=request.kind,
                     step=request.step,
                     attempt=self._attempt,
@@ -132,7 +132,7 @@ class DiskMonitorClient:
             return
         receipts.write_failure(
             save,
-            receipts.Failure(
+            receipts.ParticipantFailure(
                 kind=report.kind,
                 step=report.step,
                 attempt=self._attempt,

@@ -36,7 +36,7 @@ from trainsync.monitor.errors import (
     VerifyingError,
 )
 from trainsync.monitor.ledger import unfinished
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.server.views import CoreView
 from trainsync.storage.layout import RunDirectory
 
@@ -70,7 +70,7 @@ class LocalMonitorClient:
         timeout_seconds: float = 300.0,
         clock: Callable[[], datetime] | None = None,
     ) -> None:
-        self._owner = Owner(attempt, incarnation)
+        self._owner = SaveOwner(attempt, incarnation)
         self._timeout = timeout_seconds
         run, settings = RunDirectory(directory), settings or CoreSettings()
         newer = ClaimGate(run, settings.run_uid, attempt)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from trainsync.monitor.ledger.saves import Owner, SaveKey
+from trainsync.monitor.ledger.saves import SaveKey, SaveOwner
 
 # Each takes `LOCK_SECONDS`. A reader that was stopped while it holds the lock never lets go of it.
 _LOCK_TRIES: Final = 30
@@ -98,7 +98,7 @@ class CommitBackoff:
         del self._locked_out[key]
         self._leased_since.pop(key, None)
 
-    def keep(self, owners: Set[Owner]) -> None:
+    def keep(self, owners: Set[SaveOwner]) -> None:
         """Forget saves of other owners, and every reader's lease."""
         self._backoff.keep(lambda key: key.owner in owners)
         for key in [key for key in self._locked_out if key.owner not in owners]:

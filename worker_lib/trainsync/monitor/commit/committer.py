@@ -19,8 +19,8 @@ from typing import Final
 from trainsync.api.protocol import SaveKind
 from trainsync.failpoints import failpoint
 from trainsync.monitor.errors import StepLeasedError
-from trainsync.monitor.ledger.decisions import Commit
-from trainsync.monitor.ledger.saves import CommittedInfo, Owner, SaveKey
+from trainsync.monitor.ledger.decisions import CommitSave
+from trainsync.monitor.ledger.saves import CommittedInfo, SaveKey, SaveOwner
 from trainsync.storage import atomic, leases
 from trainsync.storage.errors import (
     DamagedFileError,
@@ -30,7 +30,7 @@ from trainsync.storage.errors import (
 )
 from trainsync.storage.layout import RunDirectory, SaveDirectory, look_inside
 from trainsync.storage.saves import manifest, pointers, promote, receipts, retention, superseding
-from trainsync.storage.saves.receipts import FileEntry, Outcome, Receipt
+from trainsync.storage.saves.receipts import FileEntry, Receipt, SaveOutcome
 
 _LOG = logging.getLogger(__name__)
 LOCK_SECONDS: Final = 2.0
@@ -105,7 +105,9 @@ class Committer:
             stamps[entry.path] = _stamp(info)
         return stamps
 
-    def commit(self, commit: Commit, stamps: Mapping[str, Stamp], now: datetime) -> CommittedInfo:
+    def commit(
+        self, commit: CommitSave, stamps: Mapping[str, Stamp], now: datetime
+    ) -> CommittedInfo:
         """Promote the files and write the manifest.
 
         Fsyncs come in this order: the receipts' directory, those of the renamed files
@@ -178,7 +180,7 @@ class Committer:
         # A failed fsync can leave a manifest that is not known to be durable.
         if not superseding.put_back(self._run, save, key.step):
             self._drop_own(key)
-        outcome = Outcome(kind=key.kind, step=key.step, error=error)
+        outcome = SaveOutcome(kind=key.kind, step=key.step, error=error)
         if not save.aborted.exists():
             try:
                 receipts.write_outcome(save, outcome)
@@ -219,7 +221,7 @@ class Committer:
         """Write the outcome, unless there is one."""
         save = self.directory(key)
         if receipts.read_outcome(save) is None:
-            outcome = Outcome(kind=key.kind, step=key.step, manifest_digest=digest)
+            outcome = SaveOutcome(kind=key.kind, step=key.step, manifest_digest=digest)
             receipts.write_outcome(save, outcome)
 
     def clean_aborted(self, key: SaveKey, files: Iterable[FileEntry]) -> None:
@@ -278,7 +280,9 @@ class Committer:
             superseding.carry_over(self._run, key.step, place)
             superseding.put_in_place(self._run, key.step, place)
 
-    def _check_unchanged(self, commit: Commit, stamps: Mapping[str, Stamp], target: Path) -> None:
+    def _check_unchanged(
+        self, commit: CommitSave, stamps: Mapping[str, Stamp], target: Path
+    ) -> None:
         # A participant may have written again after its files were checked, while the save waited
         # for the others. Looked at here, after the renames, because no path of a participant
         # leads to the files any more.
@@ -303,7 +307,7 @@ class Committer:
         """
         try:
             there = manifest.read_manifest(self._run, key.kind, key.step).manifest
-            if Owner(there.attempt, there.incarnation) == key.owner:
+            if SaveOwner(there.attempt, there.incarnation) == key.owner:
                 return
             manifest.check_manifest(self._run, there, with_digest=False)
         except FileNotFoundError:
@@ -320,7 +324,7 @@ class Committer:
             there = manifest.read_manifest(self._run, key.kind, key.step).manifest
         except (FileNotFoundError, DamagedFileError):
             return
-        if Owner(there.attempt, there.incarnation) == key.owner:
+        if SaveOwner(there.attempt, there.incarnation) == key.owner:
             self._drop_manifest(key)
 
     def _drop_manifest(self, key: SaveKey) -> None:
@@ -348,7 +352,7 @@ def info_of(committed: manifest.Committed, run_uid: str) -> CommittedInfo:
     record = committed.manifest
     return CommittedInfo(
         step=record.step,
-        owner=Owner(record.attempt, record.incarnation),
+        owner=SaveOwner(record.attempt, record.incarnation),
         digest=committed.digest,
         bytes=record.bytes,
         time=record.created_at,

@@ -34,7 +34,7 @@ from trainsync.monitor.commit.save_requests import SaveRequests
 from trainsync.monitor.ledger.ledger import Ledger
 from trainsync.monitor.ledger.permits import Permits
 from trainsync.monitor.ledger.progress import ProgressTracker
-from trainsync.monitor.ledger.saves import CommittedInfo, Owner, Save
+from trainsync.monitor.ledger.saves import CommittedInfo, Save, SaveOwner
 from trainsync.monitor.ledger.stop_save import StopAnswer, at_risk, stop_save
 from trainsync.monitor.resume import claiming
 from trainsync.monitor.resume.answers import ResumeAnswers
@@ -188,7 +188,7 @@ class MonitorCore:
         except errors.MonitorError:
             return  # the next tick meets it too, and keeps it
 
-    def claim(self, owner: Owner, cluster: str, confirmed_attempt: int | None) -> None:
+    def claim(self, owner: SaveOwner, cluster: str, confirmed_attempt: int | None) -> None:
         """Grant the attempt to this incarnation: see `trainsync.monitor.resume.claiming.claim`."""
         self._ready()
         with errors.storage("claim"):
@@ -220,7 +220,7 @@ class MonitorCore:
         with errors.storage("rollback"):
             self._rollbacks.ask(wanted, self._worker.ledger)
 
-    def check(self, owner: Owner) -> None:
+    def check(self, owner: SaveOwner) -> None:
         """Pass if the owner is in force.
 
         Raises:
@@ -228,7 +228,7 @@ class MonitorCore:
         """
         self._fence(owner)
 
-    def newest(self, owner: Owner, kind: SaveKind) -> CommitNotice | None:
+    def newest(self, owner: SaveOwner, kind: SaveKind) -> CommitNotice | None:
         """The newest save of the owner's training: see `trainsync.monitor.commit.newest.newest`."""
         self._fence(owner)
         with errors.storage("newest"):
@@ -245,7 +245,7 @@ class MonitorCore:
             run_uid = self._settings.run_uid
             return attempt, commits.newest(self._run, self._worker.ledger, run_uid, attempt, kind)
 
-    def resume(self, owner: Owner) -> ResumePoint | None:
+    def resume(self, owner: SaveOwner) -> ResumePoint | None:
         """The newest checkpoint that is whole; the pointer is repaired.
 
         All ranks of an attempt are told the same, until the attempt commits a newer one.
@@ -265,7 +265,7 @@ class MonitorCore:
         """
         self._answers.expect(step)
 
-    def damage(self, owner: Owner, report: DamageReport) -> None:
+    def damage(self, owner: SaveOwner, report: DamageReport) -> None:
         """A rank could not load a committed checkpoint: it is read, and set aside if it is bad."""
         self._fence(owner)
         with errors.storage("damage report"):
@@ -275,28 +275,28 @@ class MonitorCore:
         """Stop reading a checkpoint. May be called from any thread."""
         self._reader.stop()
 
-    def write_permit(self, owner: Owner, request: PermitRequest) -> PermitAnswer:
+    def write_permit(self, owner: SaveOwner, request: PermitRequest) -> PermitAnswer:
         """Ask to write, ask again, or renew; never blocks."""
         self._fence(owner)
         return self._permits.ask(owner, request)
 
-    def release_permit(self, owner: Owner, holder: str) -> None:
+    def release_permit(self, owner: SaveOwner, holder: str) -> None:
         """The write ended, or the permit is not wanted any more."""
         self._fence(owner)
         self._permits.release(owner, holder)
 
-    def report_progress(self, owner: Owner, report: ProgressReport) -> None:
+    def report_progress(self, owner: SaveOwner, report: ProgressReport) -> None:
         """Training is at ``report.step``."""
         self._fence(owner)
         self._progress.report(owner.attempt, report, self._clock())
 
-    def report_weights(self, owner: Owner, report: WeightsReport) -> None:
+    def report_weights(self, owner: SaveOwner, report: WeightsReport) -> None:
         """The Synchronizer's view of the explorers."""
         self._fence(owner)
         self._weights = report
         self._observer.weights_reported(report)
 
-    def answer_stop(self, owner: Owner, since: datetime | None, step: int | None) -> None:
+    def answer_stop(self, owner: SaveOwner, since: datetime | None, step: int | None) -> None:
         """The trainers save ``step`` for the request of ``since``; the first answer holds."""
         self._fence(owner)
         if since is None or step is None:
@@ -382,7 +382,7 @@ class MonitorCore:
             self._permits.renew(quiet=self._worker.ledger.attempt is not None)
             self._term = term
 
-    def _fence(self, owner: Owner) -> None:
+    def _fence(self, owner: SaveOwner) -> None:
         self._ready()
         ledger = self._worker.ledger
         if owner in ledger.owners:

@@ -21,9 +21,16 @@ from trainsync.monitor.commit.removal import Removal
 from trainsync.monitor.commit.scan import StagingScan, drop_withdrawn
 from trainsync.monitor.commit.verifier import Verifier
 from trainsync.monitor.errors import StepLeasedError, StorageUnavailableError
-from trainsync.monitor.ledger.decisions import Abort, Commit, Verify
+from trainsync.monitor.ledger.decisions import AbortSave, CommitSave, VerifyReceipt
 from trainsync.monitor.ledger.ledger import Ledger
-from trainsync.monitor.ledger.saves import AbortReason, CommittedInfo, Owner, Save, SaveKey, key_of
+from trainsync.monitor.ledger.saves import (
+    AbortReason,
+    CommittedInfo,
+    Save,
+    SaveKey,
+    SaveOwner,
+    key_of,
+)
 from trainsync.storage.errors import (
     DamagedFileError,
     DanglingPointerError,
@@ -36,7 +43,7 @@ from trainsync.storage.errors import (
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import LeaseBook
 from trainsync.storage.saves import claims, receipts, superseding
-from trainsync.storage.saves.receipts import Participant, Registration
+from trainsync.storage.saves.receipts import Participant, SaveRegistration
 
 DAMAGE: Final = "damage"
 """Under this name a damaged checkpoint is a problem, until a newer one is committed."""
@@ -108,7 +115,7 @@ class SaveExecutor:
         for step in superseding.finish(self._run):
             _LOG.warning("step %d: an interrupted replacement is completed", step)
         for claim in claims.read_claims(self._run, run_uid):
-            self.ledger.grant(claim.cluster, Owner(claim.attempt, claim.incarnation))
+            self.ledger.grant(claim.cluster, SaveOwner(claim.attempt, claim.incarnation))
         found, problems = read_committed(self._run, run_uid)
         for kind, info in found:
             self.ledger.committed(kind, info)
@@ -157,7 +164,7 @@ class SaveExecutor:
         self._cleanup.pointed(kind, info.step)
         return info
 
-    def grant(self, cluster: str, owner: Owner) -> None:
+    def grant(self, cluster: str, owner: SaveOwner) -> None:
         """A claim is durable."""
         self.ledger.grant(cluster, owner)
         in_force = self.ledger.owners
@@ -166,7 +173,7 @@ class SaveExecutor:
         self._cleanup.granted(self.ledger)
         self.revision += 1
 
-    def register(self, registration: Registration) -> Save:
+    def register(self, registration: SaveRegistration) -> Save:
         """See `Ledger.register`."""
         save = self.ledger.register(registration)
         self.revision += 1
@@ -262,13 +269,13 @@ class SaveExecutor:
                 d for d in self.ledger.decisions(now) if wait or not self._backoff.waits(d.key, now)
             ]
             for decision in decisions:
-                if isinstance(decision, Verify) and self._verifier.start(decision):
+                if isinstance(decision, VerifyReceipt) and self._verifier.start(decision):
                     self.ledger.checking(decision.key, decision.receipt)
             changed = self._take_checks(now, wait=wait)
             for decision in decisions:
-                if isinstance(decision, Commit):
+                if isinstance(decision, CommitSave):
                     changed |= self._commit(decision, now)
-                elif isinstance(decision, Abort):
+                elif isinstance(decision, AbortSave):
                     self._abort(decision)
                     changed = True
             if not changed:
@@ -292,7 +299,7 @@ class SaveExecutor:
                 raise check.error
         return changed
 
-    def _commit(self, commit: Commit, now: datetime) -> bool:
+    def _commit(self, commit: CommitSave, now: datetime) -> bool:
         try:
             # A rank that registers by a file on the disk was not told that the step is committed.
             # Not asked before all receipts are there: its staging would go under its hands.
@@ -335,7 +342,7 @@ class SaveExecutor:
             self._cleanup.committed(commit.key)
         return True
 
-    def _abort(self, abort: Abort) -> None:
+    def _abort(self, abort: AbortSave) -> None:
         save = self.ledger.find(abort.key)
         files = save.files if save is not None else ()
         try:

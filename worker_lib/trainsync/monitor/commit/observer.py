@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from trainsync.api.protocol import SaveKind, WeightsReport
-from trainsync.monitor.ledger.saves import Cause, CommittedInfo, SaveKey
+from trainsync.monitor.ledger.saves import AbortCause, CommittedInfo, SaveKey
 from trainsync.storage.saves.receipts import Receipt
 
 
@@ -14,7 +14,7 @@ class Observer(Protocol):
         """A save was committed, ``seconds`` after its registration."""
         ...
 
-    def aborted(self, key: SaveKey, cause: Cause) -> None:
+    def aborted(self, key: SaveKey, cause: AbortCause) -> None:
         """A save was aborted."""
         ...
 
@@ -73,7 +73,7 @@ class Observers:
         for observer in self._observers:
             observer.committed(kind, info, seconds)
 
-    def aborted(self, key: SaveKey, cause: Cause) -> None:
+    def aborted(self, key: SaveKey, cause: AbortCause) -> None:
         """See `Observer`."""
         for observer in self._observers:
             observer.aborted(key, cause)
@@ -135,7 +135,7 @@ class NullObserver:
     def committed(self, kind: SaveKind, info: CommittedInfo, seconds: float) -> None:
         """See `Observer`."""
 
-    def aborted(self, key: SaveKey, cause: Cause) -> None:
+    def aborted(self, key: SaveKey, cause: AbortCause) -> None:
         """See `Observer`."""
 
     def damaged(self, kind: SaveKind, message: str) -> None:

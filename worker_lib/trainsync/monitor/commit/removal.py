@@ -10,7 +10,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.failpoints import failpoint
 from trainsync.monitor.commit.committer import LOCK_SECONDS, Authority
 from trainsync.monitor.ledger.ledger import Ledger
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage import leases
 from trainsync.storage.errors import FileCheckError
 from trainsync.storage.layout import RunDirectory, SaveDirectory
@@ -71,14 +71,14 @@ class Removal:
         failpoint("commit.retention")
         return removed, spared
 
-    def discard_owners(self, ledger: Ledger) -> list[Owner]:
+    def discard_owners(self, ledger: Ledger) -> list[SaveOwner]:
         """Remove what incarnations that are not in force left: staging, half-promoted files.
 
         Returns those incarnations.
         """
         gone = []
         for attempt, incarnation in scan.owners(self._run):
-            owner = Owner(attempt, incarnation)
+            owner = SaveOwner(attempt, incarnation)
             if owner not in ledger.owners:
                 self._authority.gate()
                 self._undo_half_promoted(owner, ledger)
@@ -106,7 +106,7 @@ class Removal:
         for path in temporaries.remove_monitors(self._run, self._authority.gate):
             _LOG.info("%s is removed: a killed monitor left it", path)
 
-    def _undo_half_promoted(self, owner: Owner, ledger: Ledger) -> None:
+    def _undo_half_promoted(self, owner: SaveOwner, ledger: Ledger) -> None:
         # Before its staging goes: the receipts there tell its files from others', by size alone
         # where the machine took a name; what a manifest lists stays in any case.
         for found in scan.Scanner(self._run).saves(owner.attempt, owner.incarnation):
@@ -149,7 +149,7 @@ class Removal:
                 found.add(step)
         return found
 
-    def _directory(self, owner: Owner, kind: SaveKind, step: int) -> SaveDirectory:
+    def _directory(self, owner: SaveOwner, kind: SaveKind, step: int) -> SaveDirectory:
         return self._run.save(owner.attempt, owner.incarnation, kind, step)
 
 

@@ -15,10 +15,10 @@ from trainsync.monitor import errors
 from trainsync.monitor.commit import already_committed
 from trainsync.monitor.commit.executor import SaveExecutor
 from trainsync.monitor.ledger.ledger import DifferentParticipantsError
-from trainsync.monitor.ledger.saves import Owner, SaveKey, reason_of
+from trainsync.monitor.ledger.saves import SaveKey, SaveOwner, reason_of
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import receipts, resume_target
-from trainsync.storage.saves.receipts import Participant, Registration
+from trainsync.storage.saves.receipts import Participant, SaveRegistration
 
 
 class SaveRequests:
@@ -34,7 +34,7 @@ class SaveRequests:
         worker: SaveExecutor,
         run_uid: str,
         clock: Callable[[], datetime],
-        fence: Callable[[Owner], None],
+        fence: Callable[[SaveOwner], None],
     ) -> None:
         self._fence = fence
         self._run = run
@@ -42,7 +42,7 @@ class SaveRequests:
         self._run_uid = run_uid
         self._clock = clock
 
-    def register(self, owner: Owner, request: SaveRequest) -> SaveStatus:
+    def register(self, owner: SaveOwner, request: SaveRequest) -> SaveStatus:
         """Register a save; idempotent. One whose step is validly committed is committed.
 
         Raises:
@@ -61,7 +61,7 @@ class SaveRequests:
                 self._worker.already_committed(key, digest)
                 self._worker.act(self._clock())
                 return _answer(key, SaveState.COMMITTED, digest=digest)
-            registration = Registration(
+            registration = SaveRegistration(
                 kind=request.kind,
                 step=request.step,
                 attempt=owner.attempt,
@@ -81,7 +81,7 @@ class SaveRequests:
         self._worker.act(self._clock())
         return self._status(owner, request.kind, request.step)
 
-    def receipt_hint(self, owner: Owner, hint: ReceiptHint) -> None:
+    def receipt_hint(self, owner: SaveOwner, hint: ReceiptHint) -> None:
         """Look at one receipt now instead of at the next scan; none there is no error."""
         self._fence(owner)
         key = SaveKey(owner, hint.step, hint.kind)
@@ -91,7 +91,7 @@ class SaveRequests:
             self._worker.look(key, directory.receipt(participant.component, participant.rank))
         self._worker.act(self._clock())
 
-    def failure(self, owner: Owner, report: FailureReport) -> None:
+    def failure(self, owner: SaveOwner, report: FailureReport) -> None:
         """A participant could not save: abort."""
         self._fence(owner)
         participant = report.participant
@@ -102,7 +102,7 @@ class SaveRequests:
         )
         self._worker.act(self._clock())
 
-    def save_status(self, owner: Owner, kind: SaveKind, step: int) -> SaveStatus:
+    def save_status(self, owner: SaveOwner, kind: SaveKind, step: int) -> SaveStatus:
         """The state of a save of this owner; unknown until it is registered or has failed.
 
         The checkpoint that the attempt resumed from is committed: a run that resumed at its last
@@ -111,7 +111,7 @@ class SaveRequests:
         self._fence(owner)
         return self._status(owner, kind, step)
 
-    def _status(self, owner: Owner, kind: SaveKind, step: int) -> SaveStatus:
+    def _status(self, owner: SaveOwner, kind: SaveKind, step: int) -> SaveStatus:
         key = SaveKey(owner, step, kind)
         save = self._worker.ledger.find(key)
         if save is not None and save.state is not SaveState.UNKNOWN:

@@ -7,7 +7,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 from trainsync.monitor.commit.committer import Stamps
-from trainsync.monitor.ledger.decisions import Verify
+from trainsync.monitor.ledger.decisions import VerifyReceipt
 from trainsync.monitor.ledger.saves import SaveKey
 from trainsync.storage.saves.receipts import Participant, Receipt
 
@@ -41,7 +41,7 @@ class Verifier:
         self._running: dict[_Ticket, tuple[Receipt, Future[Stamps]]] = {}
         self._ended: deque[_Ticket] = deque()  # appended to by any thread
 
-    def start(self, todo: Verify) -> bool:
+    def start(self, todo: VerifyReceipt) -> bool:
         """Begin a check; False while another one of the same participant has not ended."""
         ticket = (todo.key, todo.receipt.participant)
         if ticket in self._running:

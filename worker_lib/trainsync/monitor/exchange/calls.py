@@ -19,7 +19,7 @@ from trainsync.api.protocol import (
     SynchronizerReply,
 )
 from trainsync.monitor.errors import FencedError, InvalidRequestError, TooManyWaitersError
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.server.change_signal import ChangeSignal
 
 MOST_CALLS: Final = 8192
@@ -58,17 +58,17 @@ class Exchange:
         self.epoch = secrets.token_hex(8)
         self._clock = clock
         self._attempt = -1
-        self._admitted: set[Owner] = set()
+        self._admitted: set[SaveOwner] = set()
         self._open: dict[str, _Open] = {}
         self._last = 0
         self._added = ChangeSignal()
         self._swept_at = clock()
 
-    def admits(self, owner: Owner) -> bool:
+    def admits(self, owner: SaveOwner) -> bool:
         """Whether `admit` let this owner in, and no newer attempt since."""
         return owner in self._admitted
 
-    def admit(self, owner: Owner) -> None:
+    def admit(self, owner: SaveOwner) -> None:
         """Let an owner in that is in force; calls of an older attempt are forgotten.
 
         Raises:
@@ -83,7 +83,9 @@ class Exchange:
             self._open.clear()
         self._admitted.add(owner)
 
-    async def ask(self, owner: Owner, call: SynchronizerCall, seconds: float) -> SynchronizerReply:
+    async def ask(
+        self, owner: SaveOwner, call: SynchronizerCall, seconds: float
+    ) -> SynchronizerReply:
         """The answer to a call, if it comes within ``seconds``.
 
         Raises:
@@ -117,7 +119,7 @@ class Exchange:
         return entry.reply
 
     async def calls(
-        self, owner: Owner, epoch: str, after: int, seconds: float
+        self, owner: SaveOwner, epoch: str, after: int, seconds: float
     ) -> SynchronizerCalls:
         """Unanswered calls after number ``after`` of ``epoch``; waits ``seconds`` for one.
 
@@ -136,7 +138,7 @@ class Exchange:
         calls = [entry.call for entry in found]
         return SynchronizerCalls(epoch=self.epoch, last=last, calls=calls)
 
-    def answer(self, owner: Owner, answers: Iterable[SynchronizerAnswer]) -> None:
+    def answer(self, owner: SaveOwner, answers: Iterable[SynchronizerAnswer]) -> None:
         """Hand answers to the callers that wait, or come back.
 
         Raises:
@@ -155,7 +157,7 @@ class Exchange:
         for entry in self._open.values():
             entry.answered.set()
 
-    def _fence(self, owner: Owner) -> None:
+    def _fence(self, owner: SaveOwner) -> None:
         if owner.attempt < self._attempt:
             raise FencedError(f"attempt {self._attempt} is in force, not {owner.attempt}")
 

@@ -10,12 +10,14 @@ from trainsync.api.base import Model
 from trainsync.api.protocol import SynchronizerAnswers, SynchronizerCall
 from trainsync.monitor.errors import NotReadyError
 from trainsync.monitor.exchange.calls import Exchange
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.server.middleware import owner_of
 
 
 def exchange_routes(
-    exchange: Exchange, check: Callable[[Owner], Awaitable[None]], lease_held: Callable[[], bool]
+    exchange: Exchange,
+    check: Callable[[SaveOwner], Awaitable[None]],
+    lease_held: Callable[[], bool],
 ) -> APIRouter:
     """The routes below ``/v1/synchronizer``.
 
@@ -24,7 +26,7 @@ def exchange_routes(
         lease_held: whether this monitor is the run's: both sides must ask the same one.
     """
 
-    async def admitted(request: Request) -> Owner:
+    async def admitted(request: Request) -> SaveOwner:
         # Once: the core may be busy with files, and explorers are not to seem silent meanwhile.
         owner = owner_of(request)
         if not lease_held():
@@ -35,7 +37,7 @@ def exchange_routes(
         return owner
 
     router = APIRouter(prefix="/v1/synchronizer")
-    by_owner = Annotated[Owner, Depends(admitted)]
+    by_owner = Annotated[SaveOwner, Depends(admitted)]
     waiting = Annotated[float, Query(ge=0, le=30)]
 
     @router.post("/calls")

@@ -11,7 +11,7 @@ from trainsync.api import names
 from trainsync.kube.client import KubeError
 from trainsync.monitor.kube.client import KubeApi
 from trainsync.monitor.server.change_signal import ChangeSignal
-from trainsync.monitor.server.events import Event, EventQueue
+from trainsync.monitor.server.events import EventQueue, MonitorEvent
 
 _LOG = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class EventPoster:
             await self._sleep(self._allowance.take())
             await self._post(event)
 
-    async def _post(self, event: Event) -> None:
+    async def _post(self, event: MonitorEvent) -> None:
         document = api_events.build(
             namespace=self._namespace,
             run=self._run,

@@ -11,15 +11,15 @@ from typing import Final, Protocol
 
 from trainsync.api.protocol import SaveKind, SaveState, is_skip
 from trainsync.api.spec import UNREGISTERED_WARNING_SECONDS
-from trainsync.monitor.ledger.saves import AbortReason, Cause, CommittedInfo, Save, SaveKey
-from trainsync.storage.saves.receipts import FileEntry, Participant, Receipt, Registration
+from trainsync.monitor.ledger.saves import AbortCause, AbortReason, CommittedInfo, Save, SaveKey
+from trainsync.storage.saves.receipts import FileEntry, Participant, Receipt, SaveRegistration
 
 _UNREGISTERED_LONG: Final = timedelta(seconds=UNREGISTERED_WARNING_SECONDS)
 """A save is mostly registered within a second of its first receipt, before or after."""
 
 
 @dataclass(frozen=True)
-class Verify:
+class VerifyReceipt:
     """Compare the files of this receipt with the disk."""
 
     key: SaveKey
@@ -27,27 +27,27 @@ class Verify:
 
 
 @dataclass(frozen=True)
-class Commit:
+class CommitSave:
     """Everything is there and verified: promote and commit.
 
     ``writers`` says which writer wrote the file of each path.
     """
 
     key: SaveKey
-    registration: Registration
+    registration: SaveRegistration
     files: tuple[FileEntry, ...]
     writers: Mapping[str, str | None]
 
 
 @dataclass(frozen=True)
-class Abort:
+class AbortSave:
     """The save can never be complete."""
 
     key: SaveKey
-    cause: Cause
+    cause: AbortCause
 
 
-Decision = Verify | Commit | Abort
+Decision = VerifyReceipt | CommitSave | AbortSave
 
 
 class Known(Protocol):
@@ -70,19 +70,20 @@ def decide(save: Save, known: Known, now: datetime, deadline: timedelta) -> list
     """
     cause = _hopeless(save, known, now, deadline)
     if cause is not None:
-        return [Abort(save.key, cause)]
+        return [AbortSave(save.key, cause)]
     todo: list[Decision] = [
-        Verify(save.key, save.unverified[participant]) for participant in sorted(save.unverified)
+        VerifyReceipt(save.key, save.unverified[participant])
+        for participant in sorted(save.unverified)
     ]
     registration = save.registration
     if todo or registration is None or save.missing or save.checking:
         return todo
     if _waits_for_state_dict(save.key, registration, known):
         return []
-    return [Commit(save.key, registration, save.files, save.writers)]
+    return [CommitSave(save.key, registration, save.files, save.writers)]
 
 
-def _waits_for_state_dict(key: SaveKey, registration: Registration, known: Known) -> bool:
+def _waits_for_state_dict(key: SaveKey, registration: SaveRegistration, known: Known) -> bool:
     base = known.info(SaveKind.STATE_DICT, key.step)
     if registration.reuse_state_dict:
         return base is None or base.owner != key.owner
@@ -92,36 +93,36 @@ def _waits_for_state_dict(key: SaveKey, registration: Registration, known: Known
     return _registered_and_open(_state_dict(key, known))
 
 
-def _hopeless(save: Save, known: Known, now: datetime, deadline: timedelta) -> Cause | None:
+def _hopeless(save: Save, known: Known, now: datetime, deadline: timedelta) -> AbortCause | None:
     if save.causes:
         return min(save.causes)  # whichever came first: the same facts, the same cause
     registration = save.registration
     if registration is None:
         return _unregistered(save, now, deadline)
     if save.strangers:
-        return Cause(
+        return AbortCause(
             AbortReason.NOT_REGISTERED,
             f"{_some(sorted(save.strangers))} wrote a receipt but is not among the "
             f"{len(registration.participants)} registered participants",
         )
     if save.twice:
-        return Cause(AbortReason.CONFLICT, f"{min(save.twice)} is written by two participants")
+        return AbortCause(AbortReason.CONFLICT, f"{min(save.twice)} is written by two participants")
     if not (save.missing or registration.reuse_state_dict or +save.paths):
-        return Cause(AbortReason.BAD_RECORD, "no participant wrote any file")
+        return AbortCause(AbortReason.BAD_RECORD, "no participant wrote any file")
     if registration.reuse_state_dict:
         base = known.info(SaveKind.STATE_DICT, save.key.step)
         other = _state_dict(save.key, known)
         replaced = _registered_and_open(other)
         if base is not None and base.owner != save.key.owner and not replaced:
             # Its weights beside our optimizer would be a mixture of two trainings.
-            return Cause(
+            return AbortCause(
                 AbortReason.CONFLICT,
                 f"the state dict of step {save.key.step}, whose files it reuses, is of "
                 f"attempt {base.owner.attempt}: save the checkpoint with its own weights",
             )
         if other is not None and other.state is SaveState.ABORTED:
             skipped = is_skip(other.error)
-            return Cause(
+            return AbortCause(
                 AbortReason.SKIPPED if skipped else AbortReason.STATE_DICT_ABORTED,
                 f"the state dict of step {save.key.step}, whose files it reuses, was "
                 f"aborted: {other.error}",
@@ -130,16 +131,16 @@ def _hopeless(save: Save, known: Known, now: datetime, deadline: timedelta) -> C
 
 
 def _overdue(
-    save: Save, registration: Registration, known: Known, now: datetime, deadline: timedelta
-) -> Cause | None:
+    save: Save, registration: SaveRegistration, known: Known, now: datetime, deadline: timedelta
+) -> AbortCause | None:
     if now - registration.created_at <= deadline:
         return None
     within = f"within {deadline.total_seconds():g} s"
     if save.missing:
         missing = _some(sorted(save.missing))
-        return Cause(AbortReason.DEADLINE, f"no receipt of {missing} {within}")
+        return AbortCause(AbortReason.DEADLINE, f"no receipt of {missing} {within}")
     if registration.reuse_state_dict and not _state_dict_expected(save.key, known):
-        return Cause(
+        return AbortCause(
             AbortReason.DEADLINE,
             f"the state dict of step {save.key.step}, whose files it reuses, was not "
             f"registered {within}",
@@ -165,7 +166,7 @@ def _registered_and_open(save: Save | None) -> bool:
     return save is not None and save.open and save.registration is not None
 
 
-def _unregistered(save: Save, now: datetime, deadline: timedelta) -> Cause | None:
+def _unregistered(save: Save, now: datetime, deadline: timedelta) -> AbortCause | None:
     if not save.receipts:
         return None
     if save.unregistered_since is None:
@@ -173,7 +174,7 @@ def _unregistered(save: Save, now: datetime, deadline: timedelta) -> Cause | Non
     save.unregistered_long = now - save.unregistered_since > _UNREGISTERED_LONG
     if now - save.unregistered_since <= deadline:
         return None
-    return Cause(
+    return AbortCause(
         AbortReason.NOT_REGISTERED,
         f"{_some(sorted(save.receipts))} wrote a receipt, but no process registered the save "
         f"within {deadline.total_seconds():g} s",

@@ -13,15 +13,15 @@ from typing import Final
 from trainsync.api.protocol import SaveKind, SaveState, is_skip
 from trainsync.monitor.ledger.decisions import Decision, decide
 from trainsync.monitor.ledger.saves import (
+    AbortCause,
     AbortReason,
-    Cause,
     CommittedInfo,
-    Owner,
     Save,
     SaveKey,
+    SaveOwner,
     key_of,
 )
-from trainsync.storage.saves.receipts import Participant, Receipt, Registration
+from trainsync.storage.saves.receipts import Participant, Receipt, SaveRegistration
 
 
 class DifferentParticipantsError(ValueError):
@@ -55,13 +55,13 @@ class Ledger:
         return self._attempt
 
     @property
-    def owners(self) -> frozenset[Owner]:
+    def owners(self) -> frozenset[SaveOwner]:
         """The incarnations in force, one for each cluster that claimed."""
         if self._attempt is None:
             return frozenset()
-        return frozenset(Owner(self._attempt, i) for i in self._incarnations.values())
+        return frozenset(SaveOwner(self._attempt, i) for i in self._incarnations.values())
 
-    def grant(self, cluster: str, owner: Owner) -> None:
+    def grant(self, cluster: str, owner: SaveOwner) -> None:
         """A claim is granted; saves of older attempts that are still open are superseded.
 
         A claim older than the one in force changes nothing.
@@ -76,7 +76,7 @@ class Ledger:
 
     # What was seen.
 
-    def register(self, registration: Registration) -> Save:
+    def register(self, registration: SaveRegistration) -> Save:
         """The full set of participants is known. Saves that ended stay as they are.
 
         Raises:
@@ -130,7 +130,7 @@ class Ledger:
         if not self._in_force(key):
             return
         save = self._save(key)
-        cause = Cause(reason, message)
+        cause = AbortCause(reason, message)
         if save.open and cause not in save.causes:
             save.causes.append(cause)
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from trainsync.api.protocol import PermitAnswer, PermitRequest
 from trainsync.monitor.ledger.permit_queue import TTL_SECONDS, PermitQueue
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 
 _HOLDERS_SHOWN: Final = 16
 
@@ -59,7 +59,7 @@ class Permits:
         """Permits whose holder is silent for too long end."""
         self._queue.advance(self._monotonic())
 
-    def ask(self, owner: Owner, request: PermitRequest) -> PermitAnswer:
+    def ask(self, owner: SaveOwner, request: PermitRequest) -> PermitAnswer:
         """Ask to write, ask again, or renew."""
         answer = self._queue.ask(
             _holder(owner, request.holder),
@@ -75,7 +75,7 @@ class Permits:
             ahead=answer.ahead,
         )
 
-    def release(self, owner: Owner, holder: str) -> None:
+    def release(self, owner: SaveOwner, holder: str) -> None:
         """The write ended, or the permit is not wanted any more."""
         self._queue.release(_holder(owner, holder), self._monotonic())
 
@@ -87,5 +87,5 @@ class Permits:
         )
 
 
-def _holder(owner: Owner, holder: str) -> str:
+def _holder(owner: SaveOwner, holder: str) -> str:
     return f"{owner.incarnation}/{holder}"

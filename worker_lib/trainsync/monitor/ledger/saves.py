@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from trainsync.api.protocol import SaveKind, SaveState, is_skip
 from trainsync.storage.saves.manifest import Age
-from trainsync.storage.saves.receipts import FileEntry, Participant, Receipt, Registration
+from trainsync.storage.saves.receipts import FileEntry, Participant, Receipt, SaveRegistration
 
 
 class AbortReason(StrEnum):
@@ -31,7 +31,7 @@ def reason_of(error: str) -> AbortReason:
 
 
 @dataclass(frozen=True, order=True)
-class Owner:
+class SaveOwner:
     """The owner of a save: one incarnation of one attempt."""
 
     attempt: int
@@ -47,7 +47,7 @@ class Owner:
 class SaveKey:
     """One save of one incarnation."""
 
-    owner: Owner
+    owner: SaveOwner
     step: int
     kind: SaveKind
 
@@ -60,7 +60,7 @@ class CommittedInfo:
     """The ledger's record of a manifest."""
 
     step: int
-    owner: Owner
+    owner: SaveOwner
     digest: str
     bytes: int
     time: datetime
@@ -74,7 +74,7 @@ class CommittedInfo:
 
 
 @dataclass(frozen=True, order=True)
-class Cause:
+class AbortCause:
     """Why a save is, or has to be, aborted."""
 
     reason: AbortReason
@@ -92,7 +92,7 @@ class Save:
 
     key: SaveKey
     state: SaveState = SaveState.UNKNOWN
-    registration: Registration | None = None
+    registration: SaveRegistration | None = None
     receipts: dict[Participant, Receipt] = field(default_factory=dict)
     unverified: dict[Participant, Receipt] = field(default_factory=dict)
     checking: dict[Participant, Receipt] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Save:
     strangers: set[Participant] = field(default_factory=set)
     paths: Counter[str] = field(default_factory=Counter)
     twice: set[str] = field(default_factory=set)
-    causes: list[Cause] = field(default_factory=list)
+    causes: list[AbortCause] = field(default_factory=list)
     error: str | None = None
     manifest_digest: str | None = None
     unregistered_since: datetime | None = None
@@ -156,7 +156,7 @@ class Save:
         if self.registration is not None and participant in self.registration.participants:
             self.missing.add(participant)
 
-    def expect(self, registration: Registration) -> None:
+    def expect(self, registration: SaveRegistration) -> None:
         """The participants are known."""
         self.registration = registration
         self.unregistered_long = False
@@ -180,6 +180,6 @@ class Save:
                 self.twice.discard(entry.path)
 
 
-def key_of(record: Registration | Receipt) -> SaveKey:
+def key_of(record: SaveRegistration | Receipt) -> SaveKey:
     """The save that a record belongs to."""
-    return SaveKey(Owner(record.attempt, record.incarnation), record.step, record.kind)
+    return SaveKey(SaveOwner(record.attempt, record.incarnation), record.step, record.kind)

@@ -6,7 +6,7 @@ from datetime import datetime
 from trainsync.api.protocol import SaveKind, SaveState
 from trainsync.api.status import AtRisk, Progress, StopSave, StopSaveState
 from trainsync.monitor.ledger.ledger import Ledger
-from trainsync.monitor.ledger.saves import Owner, SaveKey
+from trainsync.monitor.ledger.saves import SaveKey, SaveOwner
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class StopAnswer:
     """The trainers' word: ``step`` is saved for the request of ``since``."""
 
     since: datetime
-    owner: Owner
+    owner: SaveOwner
     step: int
 
 

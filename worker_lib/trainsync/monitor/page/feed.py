@@ -33,7 +33,7 @@ STREAM_SECONDS: Final = 600.0
 
 
 @dataclass(frozen=True)
-class Ages:
+class MaxAges:
     """How old, in seconds, a page and its parts may be."""
 
     page: float = 1.0
@@ -42,7 +42,7 @@ class Ages:
     claims: float = 60.0
 
 
-AGES: Final = Ages()
+AGES: Final = MaxAges()
 
 
 class TooManyStreamsError(Exception):
@@ -50,7 +50,7 @@ class TooManyStreamsError(Exception):
 
 
 @dataclass(frozen=True)
-class Shown:
+class RenderedPage:
     """A page as it is sent. ``version`` grows when it says something else."""
 
     version: int
@@ -88,7 +88,7 @@ class Feed:
         uid: str,
         lease_held: Callable[[], bool],
         clock: Callable[[], datetime],
-        ages: Ages = AGES,
+        ages: MaxAges = AGES,
     ) -> None:
         self._thread = thread
         self._reader = reader
@@ -99,7 +99,7 @@ class Feed:
         self._clock = clock
         self._ages = ages
         self._lock = asyncio.Lock()
-        self._shown: Shown | None = None
+        self._shown: RenderedPage | None = None
         self._made_at = 0.0
         self._event: tuple[int, bytes] | None = None
         self._streams = 0
@@ -110,7 +110,7 @@ class Feed:
         self._claims: list[Claim] = []
         self._claims_at = 0.0
 
-    async def shown(self) -> Shown:
+    async def shown(self) -> RenderedPage:
         """The page, at most a second old. What cannot be had stays as it was, and is said."""
         async with self._lock:
             before = self._shown
@@ -119,7 +119,7 @@ class Feed:
             page = await self._look()
             changed = before is None or not snapshot.same(before.page, page)
             version = (before.version if before is not None else 0) + changed
-            self._shown = Shown(version, page)
+            self._shown = RenderedPage(version, page)
             self._made_at = time.monotonic()
             return self._shown
 
@@ -150,7 +150,7 @@ class Feed:
         finally:
             self._streams -= 1
 
-    def _as_event(self, shown: Shown) -> bytes:
+    def _as_event(self, shown: RenderedPage) -> bytes:
         if self._event is None or self._event[0] != shown.version:
             page = shown.page
             message = {

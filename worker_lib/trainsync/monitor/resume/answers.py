@@ -7,7 +7,7 @@ from trainsync.api.protocol import ResumePoint, SaveKind
 from trainsync.monitor import errors
 from trainsync.monitor.commit.observer import Observer
 from trainsync.monitor.ledger.ledger import Ledger
-from trainsync.monitor.ledger.saves import CommittedInfo, Owner
+from trainsync.monitor.ledger.saves import CommittedInfo, SaveOwner
 from trainsync.monitor.resume.choice import Resuming
 from trainsync.storage.errors import DamagedFileError
 from trainsync.storage.layout import RunDirectory, step_name
@@ -52,7 +52,7 @@ class ResumeAnswers:
         """A new attempt begins, or the ledger was rebuilt: the checkpoint is checked anew."""
         self._told = None
 
-    def answer(self, owner: Owner, ledger: Ledger) -> ResumePoint | None:
+    def answer(self, owner: SaveOwner, ledger: Ledger) -> ResumePoint | None:
         """See `MonitorCore.resume`."""
         if not self._status_known:
             raise errors.NotReadyError("the run's status is not read yet; ask again")
@@ -79,7 +79,7 @@ class ResumeAnswers:
         self._observer.resumed(owner.attempt, step)
         return point
 
-    def _found(self, owner: Owner, newest: CommittedInfo | None) -> CommittedInfo | None:
+    def _found(self, owner: SaveOwner, newest: CommittedInfo | None) -> CommittedInfo | None:
         decided = self._decided(owner)
         if decided is not None and newest is not None and newest.digest == decided.manifest_digest:
             return newest  # by the monitor before this one
@@ -91,7 +91,7 @@ class ResumeAnswers:
             )
         return found
 
-    def _decided(self, owner: Owner) -> resume_target.ResumeTarget | None:
+    def _decided(self, owner: SaveOwner) -> resume_target.ResumeTarget | None:
         """The answer that ranks of this attempt got; all must go on from the same step."""
         try:
             return resume_target.resumed_from(self._run, self._run_uid, owner.attempt)
@@ -99,7 +99,7 @@ class ResumeAnswers:
             return None  # it is written anew
 
     @contextmanager
-    def _telling_of_failure(self, owner: Owner) -> Iterator[None]:
+    def _telling_of_failure(self, owner: SaveOwner) -> Iterator[None]:
         try:
             yield
         except errors.NoValidCheckpointError as error:

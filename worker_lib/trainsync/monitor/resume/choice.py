@@ -23,8 +23,8 @@ from trainsync.monitor.errors import (
     NoValidCheckpointError,
     VerifyingError,
 )
-from trainsync.monitor.ledger.saves import CommittedInfo, Owner
-from trainsync.monitor.resume.digest_reader import DigestReader, Wrong
+from trainsync.monitor.ledger.saves import CommittedInfo, SaveOwner
+from trainsync.monitor.resume.digest_reader import DigestReader, FileDamage
 from trainsync.monitor.resume.set_aside import set_aside
 from trainsync.storage.errors import DamagedFileError, FileCheckError, StorageError
 from trainsync.storage.layout import RunDirectory
@@ -174,7 +174,7 @@ class Resuming:
         requested = self._requests()
         if not self._is_read(found.step, found.digest, found.age, requested):
             return found
-        wrong: list[tuple[Committed, Wrong]] = []
+        wrong: list[tuple[Committed, FileDamage]] = []
         for committed in pointers.valid_saves(self._run, _KIND, []):
             record = committed.manifest
             age = record.age(self._run_uid)
@@ -197,7 +197,7 @@ class Resuming:
             self._set_aside(committed, problem)
         return self._worker.repair(_KIND) if wrong else found
 
-    def report_damage(self, owner: Owner, report: DamageReport) -> None:
+    def report_damage(self, owner: SaveOwner, report: DamageReport) -> None:
         """A rank could not load a checkpoint: `advance` reads it. Raises `OSError`."""
         info = self._worker.ledger.info(_KIND, report.step)
         if info is None or info.digest != report.manifest_digest:
@@ -321,13 +321,13 @@ class Resuming:
         quarantine.remove_request(self._run, step)
         self.revision += 1
 
-    def _set_aside(self, committed: Committed, wrong: Wrong) -> None:
+    def _set_aside(self, committed: Committed, wrong: FileDamage) -> None:
         gate = self._authority.gate
         set_aside(self._run, self._worker, self._observer, committed, wrong, gate)
         self.revision += 1
 
     def _nothing_left(
-        self, wrong: list[tuple[Committed, Wrong]], requested: dict[int, QuarantineRequest]
+        self, wrong: list[tuple[Committed, FileDamage]], requested: dict[int, QuarantineRequest]
     ) -> MonitorError:
         if not wrong:
             return NotReadyError("checkpoints are being committed or removed; ask again")

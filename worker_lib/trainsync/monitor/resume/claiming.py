@@ -6,7 +6,7 @@ from datetime import datetime
 
 from trainsync.monitor import errors
 from trainsync.monitor.commit.executor import SaveExecutor
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.errors import ClaimTakenError
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import claims
@@ -17,7 +17,7 @@ _LOG = logging.getLogger(__name__)
 def claim(
     run: RunDirectory,
     worker: SaveExecutor,
-    owner: Owner,
+    owner: SaveOwner,
     cluster: str,
     confirmed_attempt: int | None,
     *,

@@ -11,7 +11,7 @@ from typing import Final
 from trainsync.monitor.errors import StorageUnavailableError, VerifyingError
 from trainsync.storage.errors import StorageError
 from trainsync.storage.inspect.findings import Code
-from trainsync.storage.inspect.saves import Save, check_digests
+from trainsync.storage.inspect.saves import InspectedSave, check_digests
 from trainsync.storage.layout import RunDirectory, step_name
 from trainsync.storage.saves.manifest import Committed
 from trainsync.storage.saves.receipts import FileEntry
@@ -28,7 +28,7 @@ class _StoppedError(Exception):
 
 
 @dataclass(frozen=True)
-class Wrong:
+class FileDamage:
     """A difference: a sentence, and the manifest's entries that are not true any more."""
 
     text: str
@@ -39,7 +39,7 @@ class Wrong:
 class _Verdict:
     """``wrong`` is what differs; ``unreadable`` why nothing can be said, until ``expires``."""
 
-    wrong: Wrong | None = None
+    wrong: FileDamage | None = None
     unreadable: str | None = None
     expires: float = 0.0
 
@@ -65,7 +65,7 @@ class DigestReader:
         self._running: _Reading | None = None
         self._stopped = threading.Event()
 
-    def verdict(self, committed: Committed) -> Wrong | None:
+    def verdict(self, committed: Committed) -> FileDamage | None:
         """The difference of the save's files from the manifest; None when they match.
 
         A file counts as wrong when it was read twice, the second time without the page cache.
@@ -122,12 +122,12 @@ class _Reading:
     def __init__(
         self, run: RunDirectory, committed: Committed, threads: int, stopped: threading.Event
     ) -> None:
-        self.wrong: Wrong | None = None
+        self.wrong: FileDamage | None = None
         self.unreadable: str | None = None
         self.digest = committed.digest
         self._run = run
         self._name = f"{committed.manifest.kind} {committed.manifest.step}"
-        self._save = Save(committed.manifest.step, committed.manifest.kind, committed)
+        self._save = InspectedSave(committed.manifest.step, committed.manifest.kind, committed)
         self._total = committed.manifest.bytes
         self._threads = threads
         self._started = time.monotonic()
@@ -177,7 +177,7 @@ class _Reading:
             text = "; ".join(str(found) for found in wrong[:_SHOWN]) + more
             base, paths = step_name(self._save.step), {found.path for found in wrong}
             files = frozenset(e for e in self._save.files if f"{base}/{e.path}" in paths)
-            self.wrong = Wrong(text, files)
+            self.wrong = FileDamage(text, files)
             return
         # A disk that fails, or a file that comes and goes: of such the bytes say nothing.
         others = [found for found in findings if found.code is not Code.DIGEST]

@@ -7,7 +7,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.monitor.commit.executor import DAMAGE, SaveExecutor
 from trainsync.monitor.commit.health import Unhealthy
 from trainsync.monitor.commit.observer import Observer
-from trainsync.monitor.resume.digest_reader import Wrong
+from trainsync.monitor.resume.digest_reader import FileDamage
 from trainsync.storage.errors import DamagedFileError, DanglingPointerError
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest, quarantine
@@ -21,7 +21,7 @@ def set_aside(
     worker: SaveExecutor,
     observer: Observer,
     committed: Committed,
-    wrong: Wrong,
+    wrong: FileDamage,
     gate: Callable[[], None],
 ) -> None:
     """Set the checkpoint ``committed`` aside, and a state dict of its step that shares the damage.
@@ -51,7 +51,7 @@ def _set_state_dict_aside(
     worker: SaveExecutor,
     observer: Observer,
     committed: Committed,
-    wrong: Wrong,
+    wrong: FileDamage,
     gate: Callable[[], None],
 ) -> str:
     kind, step = SaveKind.STATE_DICT, committed.manifest.step

@@ -27,14 +27,14 @@ from trainsync.monitor.kube.client import ClusterApi, KubeApi
 from trainsync.monitor.kube.event_poster import EventPoster
 from trainsync.monitor.kube.lease import Lease
 from trainsync.monitor.kube.run_reader import RunFacts, RunReader, StaleRunError
-from trainsync.monitor.page.feed import AGES, Ages, Feed
+from trainsync.monitor.page.feed import AGES, Feed, MaxAges
 from trainsync.monitor.page.journal import Journal
 from trainsync.monitor.server.auth import Authenticator, KeySet
 from trainsync.monitor.server.change_signal import ChangeSignal
 from trainsync.monitor.server.events import EventQueue
 from trainsync.monitor.server.metrics import MonitorMetrics
 from trainsync.monitor.server.routes import Service, create_app
-from trainsync.monitor.server.settings import Settings
+from trainsync.monitor.server.settings import MonitorServerSettings
 from trainsync.monitor.server.status import StatusWriter, weights_in
 from trainsync.monitor.server.stops import Stops
 from trainsync.monitor.server.views import CoreView
@@ -69,12 +69,12 @@ class Process:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: MonitorServerSettings,
         api: KubeApi,
         *,
         host: str = ALL_INTERFACES,
         port: int | None = None,
-        page_ages: Ages = AGES,
+        page_ages: MaxAges = AGES,
     ) -> None:
         self._settings = settings
         self._api = api
@@ -189,7 +189,7 @@ class Process:
             servers=servers,
             versions=VersionNews(news, servers, new_version),
         )
-        self._server = _Server(
+        self._server = _MonitorServer(
             uvicorn.Config(
                 create_app(service),
                 host=self._host,
@@ -334,7 +334,7 @@ class Process:
                 await asyncio.sleep(_READ_AGAIN_SECONDS)
 
 
-class _Server(uvicorn.Server):
+class _MonitorServer(uvicorn.Server):
     """Wakes long polls when it is told to stop, so that stopping takes no 30 s."""
 
     def __init__(self, config: uvicorn.Config, waits: tuple[ChangeSignal | Exchange, ...]) -> None:
@@ -375,7 +375,7 @@ async def _wait_for(failed: "asyncio.Future[None]") -> None:
     await failed
 
 
-async def serve(settings: Settings) -> int:
+async def serve(settings: MonitorServerSettings) -> int:
     """Run the monitor of this pod; the process's exit code."""
     # A second series for each counter, which is not read.
     disable_created_metrics()  # type: ignore[no-untyped-call]  # has no annotations

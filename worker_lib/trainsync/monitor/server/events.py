@@ -24,7 +24,7 @@ from trainsync.api.status import (
     ServerWeights,
 )
 from trainsync.monitor.commit.observer import NullObserver
-from trainsync.monitor.ledger.saves import AbortReason, Cause, SaveKey
+from trainsync.monitor.ledger.saves import AbortCause, AbortReason, SaveKey
 from trainsync.monitor.server import explorer_events
 from trainsync.monitor.server.status import weights_in
 from trainsync.monitor.server.views import CoreView
@@ -34,7 +34,7 @@ WAITING_KEPT: Final = 64
 """Events that wait to be posted; of more, the oldest is dropped."""
 
 
-class Reason(StrEnum):
+class EventReason(StrEnum):
     """Reasons of the monitor's Events."""
 
     CHECKPOINT_ABORTED = "CheckpointAborted"
@@ -55,34 +55,34 @@ class Reason(StrEnum):
 
 
 _NORMAL: Final = (
-    Reason.CHECKPOINT_HEALTHY,
-    Reason.RESUMED,
-    Reason.EXPLORER_BACK,
-    Reason.WEIGHTS_PROVEN,
-    Reason.ROLLBACK_ACCEPTED,
-    Reason.ROLLED_BACK,
+    EventReason.CHECKPOINT_HEALTHY,
+    EventReason.RESUMED,
+    EventReason.EXPLORER_BACK,
+    EventReason.WEIGHTS_PROVEN,
+    EventReason.ROLLBACK_ACCEPTED,
+    EventReason.ROLLED_BACK,
 )
 _ROLLBACK: Final = {
-    RollbackState.ACCEPTED: Reason.ROLLBACK_ACCEPTED,
-    RollbackState.REFUSED: Reason.ROLLBACK_REFUSED,
-    RollbackState.DONE: Reason.ROLLED_BACK,
+    RollbackState.ACCEPTED: EventReason.ROLLBACK_ACCEPTED,
+    RollbackState.REFUSED: EventReason.ROLLBACK_REFUSED,
+    RollbackState.DONE: EventReason.ROLLED_BACK,
 }
 _ABORTED: Final = {
-    SaveKind.CHECKPOINT: Reason.CHECKPOINT_ABORTED,
-    SaveKind.STATE_DICT: Reason.STATE_DICT_ABORTED,
+    SaveKind.CHECKPOINT: EventReason.CHECKPOINT_ABORTED,
+    SaveKind.STATE_DICT: EventReason.STATE_DICT_ABORTED,
 }
 _DAMAGED: Final = {
-    SaveKind.CHECKPOINT: Reason.CHECKPOINT_DAMAGED,
-    SaveKind.STATE_DICT: Reason.STATE_DICT_DAMAGED,
+    SaveKind.CHECKPOINT: EventReason.CHECKPOINT_DAMAGED,
+    SaveKind.STATE_DICT: EventReason.STATE_DICT_DAMAGED,
 }
 
 
 @dataclass(frozen=True)
-class Event:
+class MonitorEvent:
     """Something that happened ``count`` times, the last time at ``time``."""
 
     time: datetime
-    reason: Reason
+    reason: EventReason
     message: str
     count: int = 1
 
@@ -113,7 +113,7 @@ class EventQueue(NullObserver):
         self._wake = wake
         self._dropped = dropped
         self._lock = threading.Lock()
-        self._waiting: deque[Event] = deque()
+        self._waiting: deque[MonitorEvent] = deque()
         self._healthy = ConditionStatus.UNKNOWN.value
         self._explorers: Mapping[str, ExplorerStatus] = {}
         self._servers: Mapping[str, ServerWeights] = {}
@@ -132,7 +132,7 @@ class EventQueue(NullObserver):
             self._explorers = {e.id: e for e in weights.explorers}
             self._servers = {server.name: server for server in weights.servers}
 
-    def take(self) -> Event | None:
+    def take(self) -> MonitorEvent | None:
         """The oldest that waits, which waits no more."""
         with self._lock:
             return self._waiting.popleft() if self._waiting else None
@@ -154,11 +154,11 @@ class EventQueue(NullObserver):
         changes = explorer_events.between(self._explorers, now)
         self._explorers = now
         if changes.lost is not None:
-            self._add(Reason.EXPLORER_LOST, changes.lost)
+            self._add(EventReason.EXPLORER_LOST, changes.lost)
         if changes.back is not None:
-            self._add(Reason.EXPLORER_BACK, changes.back)
+            self._add(EventReason.EXPLORER_BACK, changes.back)
 
-    def aborted(self, key: SaveKey, cause: Cause) -> None:
+    def aborted(self, key: SaveKey, cause: AbortCause) -> None:
         """See `Observer`. A skipped save is no failure, and told by metrics alone."""
         if cause.reason is not AbortReason.SKIPPED:
             self._add(_ABORTED[key.kind], f"{key}: {cause.message}")
@@ -170,21 +170,21 @@ class EventQueue(NullObserver):
     def resumed(self, attempt: int, step: int) -> None:
         """See `Observer`. Every rank asks; it is told once."""
         if self._is_news(attempt, step):
-            self._add(Reason.RESUMED, f"attempt {attempt} resumes from checkpoint {step}")
+            self._add(EventReason.RESUMED, f"attempt {attempt} resumes from checkpoint {step}")
 
     def resume_failed(self, attempt: int, message: str) -> None:
         """See `Observer`. Every rank asks, and asks again; it is told once."""
         if self._is_news(attempt, message):
-            self._add(Reason.RESUME_FAILED, f"attempt {attempt} cannot resume: {message}")
+            self._add(EventReason.RESUME_FAILED, f"attempt {attempt} cannot resume: {message}")
 
     def _see_servers(self, shown: Iterable[ServerWeights]) -> None:
         now = {server.name: server for server in shown}
         changes = server_changes.between(self._servers, now)
         self._servers = now
         if changes.refuted is not None:
-            self._add(Reason.WEIGHTS_REFUTED, changes.refuted)
+            self._add(EventReason.WEIGHTS_REFUTED, changes.refuted)
         if changes.proven is not None:
-            self._add(Reason.WEIGHTS_PROVEN, changes.proven)
+            self._add(EventReason.WEIGHTS_PROVEN, changes.proven)
 
     def _is_news(self, attempt: int, what: int | str) -> bool:
         before, self._resume = self._resume, (attempt, what)
@@ -195,12 +195,12 @@ class EventQueue(NullObserver):
         if status.value == before:
             return
         if status is ConditionStatus.FALSE:
-            self._add(Reason.CHECKPOINT_UNHEALTHY, message)
+            self._add(EventReason.CHECKPOINT_UNHEALTHY, message)
         elif status is ConditionStatus.TRUE:
-            self._add(Reason.CHECKPOINT_HEALTHY, message)
+            self._add(EventReason.CHECKPOINT_HEALTHY, message)
 
-    def _add(self, reason: Reason, message: str) -> None:
-        event = Event(self._clock(), reason, message)
+    def _add(self, reason: EventReason, message: str) -> None:
+        event = MonitorEvent(self._clock(), reason, message)
         with self._lock:
             for place, other in enumerate(self._waiting):
                 if (other.reason, other.message) == (reason, message):

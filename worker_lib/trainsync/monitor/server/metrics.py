@@ -16,7 +16,7 @@ from trainsync.api.metrics import Metric
 from trainsync.api.protocol import ProgressReport, SaveKind, WeightsReport
 from trainsync.monitor.commit.observer import NullObserver
 from trainsync.monitor.errors import BY_CODE
-from trainsync.monitor.ledger.saves import AbortReason, Cause, CommittedInfo, SaveKey
+from trainsync.monitor.ledger.saves import AbortCause, AbortReason, CommittedInfo, SaveKey
 from trainsync.monitor.server import metrics_catalogue as declared
 from trainsync.monitor.server.metrics_view import ViewCollector
 from trainsync.monitor.server.views import CoreView
@@ -85,7 +85,7 @@ class MonitorMetrics(NullObserver):
         self._commit_seconds.labels(kind.value).observe(seconds, exemplar)
         self._ended(kind)
 
-    def aborted(self, key: SaveKey, cause: Cause) -> None:
+    def aborted(self, key: SaveKey, cause: AbortCause) -> None:
         """See `Observer`."""
         self._aborts.labels(key.kind.value, cause.reason.value).inc()
         self._ended(key.kind)

@@ -17,7 +17,7 @@ from trainsync.api import names
 from trainsync.api.protocol import ErrorBody
 from trainsync.monitor.errors import InvalidRequestError, MonitorError, TooLargeError
 from trainsync.monitor.kube.run_reader import StaleRunError
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.server.auth import Authenticator, Caller, ServerCaller
 
 _LOG = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-def owner_of(request: Request) -> Owner:
+def owner_of(request: Request) -> SaveOwner:
     """The attempt and incarnation that a request names; the core knows whether they are in force.
 
     Raises:
@@ -124,4 +124,4 @@ def owner_of(request: Request) -> Owner:
         raise InvalidRequestError(
             f"headers {names.HEADER_ATTEMPT} (a number) and {names.HEADER_INCARNATION} are needed"
         )
-    return Owner(int(attempt), incarnation)
+    return SaveOwner(int(attempt), incarnation)

@@ -43,7 +43,7 @@ from trainsync.monitor.commit.core_thread import CoreThread
 from trainsync.monitor.exchange.calls import Exchange
 from trainsync.monitor.exchange.routes import exchange_routes
 from trainsync.monitor.kube.run_reader import RunReader, StaleRunError
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.page.feed import Feed
 from trainsync.monitor.page.routes import page_routes
 from trainsync.monitor.server.auth import Authenticator, Caller
@@ -99,7 +99,7 @@ class Service:
                 f"the monitor was busy for {_CORE_SECONDS:g} s"
             ) from error
 
-    async def check(self, owner: Owner) -> None:
+    async def check(self, owner: SaveOwner) -> None:
         """See `MonitorCore.check`."""
         await self.core(lambda core: core.check(owner))
 
@@ -189,7 +189,7 @@ def _health_routes(service: Service) -> APIRouter:
 def _run_routes(service: Service) -> APIRouter:
     router = APIRouter(prefix="/v1")
     # Whose request it is; the core refuses it when that owner is not in force.
-    by_owner = Annotated[Owner, Depends(owner_of)]
+    by_owner = Annotated[SaveOwner, Depends(owner_of)]
 
     @router.post("/claims")
     async def claim(body: ClaimRequest, request: Request) -> Response:
@@ -206,7 +206,7 @@ def _run_routes(service: Service) -> APIRouter:
                 f"the token is of cluster {body.cluster!r} of attempt {caller.generation}, "
                 f"which attempt {present} replaced"
             )
-        owner = Owner(body.attempt, body.incarnation)
+        owner = SaveOwner(body.attempt, body.incarnation)
 
         def granted(core: MonitorCore) -> None:
             # First: what the spec asked for just now holds for this attempt.

@@ -14,12 +14,12 @@ from trainsync.api.spec import SAVE_DEADLINE_SECONDS, LogLevel, Verify
 EnumT = TypeVar("EnumT", bound=StrEnum)
 
 
-class SettingsError(Exception):
+class MonitorSettingsError(Exception):
     """The environment is not what it must be; the message names the variable."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class MonitorServerSettings:
     """See `from_environment`."""
 
     run_name: str
@@ -35,7 +35,7 @@ class Settings:
     port: int = names.MONITOR_PORT
 
 
-def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
+def from_environment(environ: Mapping[str, str] = os.environ) -> MonitorServerSettings:
     """Read every setting.
 
     Raises:
@@ -43,7 +43,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
     """
     keep = environ.get(env.CHECKPOINT_MAX_TO_KEEP)
     deadline = environ.get(env.CHECKPOINT_SAVE_TIMEOUT) or str(SAVE_DEADLINE_SECONDS)
-    return Settings(
+    return MonitorServerSettings(
         run_name=_required(environ, env.RUN_NAME),
         namespace=_required(environ, env.RUN_NAMESPACE),
         run_uid=_required(environ, env.RUN_UID),
@@ -61,13 +61,13 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
 def _required(environ: Mapping[str, str], name: str) -> str:
     value = environ.get(name)
     if not value:
-        raise SettingsError(f"{name} is not set: the operator sets it in the monitor's pod")
+        raise MonitorSettingsError(f"{name} is not set: the operator sets it in the monitor's pod")
     return value
 
 
 def _positive(name: str, text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise SettingsError(f"{name} is {text!r}, expected a whole number of at least 1")
+        raise MonitorSettingsError(f"{name} is {text!r}, expected a whole number of at least 1")
     return int(text)
 
 
@@ -79,4 +79,4 @@ def _choice(kind: type[EnumT], environ: Mapping[str, str], name: str, default: E
         return kind(text)
     except ValueError as error:
         known = ", ".join(member.value for member in kind)
-        raise SettingsError(f"{name} is {text!r}, expected one of {known}") from error
+        raise MonitorSettingsError(f"{name} is {text!r}, expected one of {known}") from error

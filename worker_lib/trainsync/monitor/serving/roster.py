@@ -48,7 +48,7 @@ def state_of(server: ServerWeights) -> str:
 
 
 @dataclass
-class _Entry:
+class _ServerEntry:
     status: ServerWeights
     dated: bool
     """Whether the version's age is known."""
@@ -66,7 +66,7 @@ class ServerRoster:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._servers: dict[str, _Entry] = {}
+        self._servers: dict[str, _ServerEntry] = {}
         self._newest: int | None = None
         self._refutations = 0
         self._used = False
@@ -82,7 +82,7 @@ class ServerRoster:
                 self._used = True
                 self._newest = newest if self._newest is None else self._newest
                 known = server.version >= 0
-                self._servers.setdefault(server.name, _Entry(server, known, self._clock()))
+                self._servers.setdefault(server.name, _ServerEntry(server, known, self._clock()))
 
     def tell_newest(self, step: int) -> None:
         """The newest committed version is of ``step``; -1: there is none."""
@@ -131,7 +131,7 @@ class ServerRoster:
         shown = sorted(worst[:MOST_SHOWN], key=lambda s: s.name)
         return ServersView(newest, tuple(shown), states, refutations)
 
-    def _take(self, pod: str, report: ServerReport) -> _Entry:
+    def _take(self, pod: str, report: ServerReport) -> _ServerEntry:
         with self._lock:
             self._forget()
             entry = self._servers.get(pod)
@@ -146,7 +146,7 @@ class ServerRoster:
             self._refutations += max(report.refutations - before, 0)
             dated = report.lag is not None
             if entry is None:
-                entry = self._servers[pod] = _Entry(status, dated, 0.0)
+                entry = self._servers[pod] = _ServerEntry(status, dated, 0.0)
             entry.status, entry.dated, entry.heard = status, dated, self._clock()
             entry.requests += 1
             return entry
@@ -175,6 +175,6 @@ def _status(pod: str, report: ServerReport) -> ServerWeights:
     )
 
 
-def _with_lag(entry: _Entry, newest: int) -> ServerWeights:
+def _with_lag(entry: _ServerEntry, newest: int) -> ServerWeights:
     version = entry.status.version if entry.dated else -1
     return entry.status.model_copy(update={"lag": max(newest - version, 0)})

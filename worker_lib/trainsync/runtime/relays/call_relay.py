@@ -63,7 +63,7 @@ class CallRelay:
 
     def __init__(self, monitor: ExchangeClient, synchronizer: Callable[[], Any]) -> None:
         made: queue.SimpleQueue[_Made] = queue.SimpleQueue()
-        self._calls = _Calls(synchronizer, made)
+        self._calls = _ActorCalls(synchronizer, made)
         self._fetch = _Fetch(monitor, self._calls)
         self._send = _Send(monitor, self._calls, made)
 
@@ -77,7 +77,7 @@ class CallRelay:
         return self._send.close(max(0.0, deadline - time.monotonic())) and closed
 
 
-class _Calls:
+class _ActorCalls:
     """Makes calls of the actor.
 
     Attributes:
@@ -122,7 +122,7 @@ class _Calls:
 
 
 class _Fetch(Relay):
-    def __init__(self, monitor: ExchangeClient, calls: _Calls) -> None:
+    def __init__(self, monitor: ExchangeClient, calls: _ActorCalls) -> None:
         self._monitor, self._calls = monitor, calls
         self._epoch, self._after = "", 0
         undone = "explorers in other Ray clusters are not heard"
@@ -138,7 +138,7 @@ class _Fetch(Relay):
 
 class _Send(Relay):
     def __init__(
-        self, monitor: ExchangeClient, calls: _Calls, made: "queue.SimpleQueue[_Made]"
+        self, monitor: ExchangeClient, calls: _ActorCalls, made: "queue.SimpleQueue[_Made]"
     ) -> None:
         self._monitor, self._calls, self._made = monitor, calls, made
         self._unsent: list[tuple[SynchronizerCall, SynchronizerAnswer]] = []

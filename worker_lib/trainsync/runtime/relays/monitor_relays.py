@@ -22,7 +22,7 @@ from trainsync.weights.errors import (
     StaleVersionError,
     SupersededTrainerError,
 )
-from trainsync.weights.synchronizer.connection import Connection
+from trainsync.weights.synchronizer.connection import SynchronizerConnection
 from trainsync.weights.versions import Announcement, CheckpointLocation, Published
 
 logger = logging.getLogger(__name__)
@@ -193,7 +193,7 @@ class CommitRelay(Relay):
     def __init__(self, monitor: CommitClient, synchronizer: Callable[[], Any]) -> None:
         self._monitor = monitor
         self._synchronizer = synchronizer
-        self._connection: Connection | None = None
+        self._connection: SynchronizerConnection | None = None
         self._position = (-1, -1)
         self.announced = 0
         super().__init__("trainsync-commits", "commits are not announced")
@@ -213,7 +213,7 @@ class CommitRelay(Relay):
             if not allowed:
                 return
             if self._connection is None:
-                self._connection = Connection(self._synchronizer(), _CALL_SECONDS)
+                self._connection = SynchronizerConnection(self._synchronizer(), _CALL_SECONDS)
             try:
                 # No seconds: what explorers wait for begins with the commit.
                 announcement = Announcement(
@@ -243,7 +243,7 @@ class AbortRelay(Relay):
     def __init__(self, monitor: MonitorClient, synchronizer: Callable[[], Any]) -> None:
         self._monitor = monitor
         self._synchronizer = synchronizer
-        self._connection: Connection | None = None
+        self._connection: SynchronizerConnection | None = None
         self._committed = -1
         self.told = 0
         super().__init__("trainsync-aborts", "aborted versions are not told of")
@@ -275,6 +275,6 @@ class AbortRelay(Relay):
             if not allowed:
                 return
             if self._connection is None:
-                self._connection = Connection(self._synchronizer(), _CALL_SECONDS)
+                self._connection = SynchronizerConnection(self._synchronizer(), _CALL_SECONDS)
             self._connection.call("note_aborted", version, cause, timeout=_CALL_SECONDS)
         self.told += 1

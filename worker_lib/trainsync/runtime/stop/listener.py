@@ -17,8 +17,6 @@ logger = logging.getLogger(__name__)
 
 _WAIT_SECONDS: Final = 20.0  # the monitor answers as soon as there is a request
 _POLL_SECONDS: Final = 0.5  # while a request is in force
-_AWAY_SECONDS: Final = 2.0
-_OLDER_SECONDS: Final = 60.0  # the operator may make a newer one
 _LATE_SECONDS: Final = 30.0  # the operator may free the pods so long after the deadline
 
 
@@ -41,12 +39,23 @@ class StopListener:
 
     A monitor that is away is asked again, and so is one of a release that knows no requests; one
     that is replaced is told the answer again. The thread ends when the attempt is over.
+
+    Args:
+        away: seconds before a monitor that is away is asked again.
+        older: seconds before one that knows no requests is: the operator may make a newer one.
     """
 
     def __init__(
-        self, monitor: StopClient, *, monotonic: Callable[[], float] = time.monotonic
+        self,
+        monitor: StopClient,
+        *,
+        away: float = 2.0,
+        older: float = 60.0,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._monitor = monitor
+        self._away_seconds = away
+        self._older_seconds = older
         self._monotonic = monotonic
         self._changed = threading.Condition()
         self._closing = False
@@ -119,11 +128,11 @@ class StopListener:
                 return
             except NotServedError as error:
                 logger.debug("this monitor knows no requests to save: %s", error)
-                self._pause(_OLDER_SECONDS)
+                self._pause(self._older_seconds)
                 continue
             except MonitorError as error:
                 logger.debug("the monitor is asked again for requests to save: %s", error)
-                self._pause(_AWAY_SECONDS)
+                self._pause(self._away_seconds)
                 continue
             self._heard(notice)
             if notice is not None:

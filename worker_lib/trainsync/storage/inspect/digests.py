@@ -24,7 +24,7 @@ _OF_THE_FILE: Final = (errno.EIO, errno.EUCLEAN, errno.ELOOP)
 
 
 @dataclass(frozen=True)
-class Reading:
+class ExpectedFile:
     """A file below ``base`` and what its bytes must be."""
 
     base: Path
@@ -36,8 +36,8 @@ class _StoppedError(Exception):
 
 
 def read_all(
-    readings: Sequence[Reading], *, threads: int, on_bytes: Callable[[int], None]
-) -> dict[Reading, Problem]:
+    readings: Sequence[ExpectedFile], *, threads: int, on_bytes: Callable[[int], None]
+) -> dict[ExpectedFile, Problem]:
     """Read every file; what is wrong with each that is not as it must be.
 
     One whose bytes differ is read once more, without the page cache: they may differ in this
@@ -56,7 +56,7 @@ def read_all(
     # The largest first, so that no thread is left alone with one at the end. A list's iterator
     # gives every item once, to whichever thread asks.
     todo = iter(sorted(readings, key=lambda reading: -reading.entry.bytes))
-    problems: dict[Reading, Problem] = {}
+    problems: dict[ExpectedFile, Problem] = {}
     failures: list[BaseException] = []
 
     def work() -> None:
@@ -96,7 +96,7 @@ def _wait(workers: Sequence[threading.Thread]) -> None:
 
 
 def _read(
-    reading: Reading, stop: threading.Event, on_bytes: Callable[[int], None]
+    reading: ExpectedFile, stop: threading.Event, on_bytes: Callable[[int], None]
 ) -> Problem | None:
     untold = 0
 

@@ -18,20 +18,22 @@ from trainsync.storage.inspect.findings import (
     temporary,
     walk_files,
 )
-from trainsync.storage.inspect.saves import Save
+from trainsync.storage.inspect.saves import InspectedSave
 from trainsync.storage.layout import RunDirectory, parse_owner, parse_step
 from trainsync.storage.saves import manifest, scan
 from trainsync.storage.saves.claims import Claim
-from trainsync.storage.saves.receipts import Outcome
+from trainsync.storage.saves.receipts import SaveOutcome
 from trainsync.storage.saves.scan import SaveOnDisk
 
 _CLAIM = TypeAdapter(Claim)
 
 
-def in_steps(run: RunDirectory, saves: Sequence[Save], step: int | None = None) -> list[Finding]:
+def in_steps(
+    run: RunDirectory, saves: Sequence[InspectedSave], step: int | None = None
+) -> list[Finding]:
     """Files that no manifest lists in the directories of the steps (of ``step`` alone)."""
     found = []
-    by_step: dict[int, list[Save]] = {}
+    by_step: dict[int, list[InspectedSave]] = {}
     for save in saves:
         by_step.setdefault(save.step, []).append(save)
     for entry in entries(run.root):
@@ -47,7 +49,7 @@ def in_steps(run: RunDirectory, saves: Sequence[Save], step: int | None = None) 
     return found
 
 
-def _in_step(run: RunDirectory, step: int, saves: Sequence[Save]) -> list[Finding]:
+def _in_step(run: RunDirectory, step: int, saves: Sequence[InspectedSave]) -> list[Finding]:
     base = run.step(step)
     aside = [path for kind in SaveKind if is_there(path := run.set_aside(kind, step))]
     found = [
@@ -145,7 +147,7 @@ def _staged(run: RunDirectory, owner: tuple[int, str], save: SaveOnDisk) -> list
     return found
 
 
-def _commit_undone(run: RunDirectory, save: SaveOnDisk, outcome: Outcome) -> list[Finding]:
+def _commit_undone(run: RunDirectory, save: SaveOnDisk, outcome: SaveOutcome) -> list[Finding]:
     """A commit is on record: the manifest must be as it was, unless retention took the step."""
     path = run.manifest(save.kind, save.step)
     if not run.step(save.step).is_dir():

@@ -7,7 +7,7 @@ from typing import Final
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.errors import DamagedFileError
 from trainsync.storage.inspect.findings import Code, Finding, Severity
-from trainsync.storage.inspect.saves import Save
+from trainsync.storage.inspect.saves import InspectedSave
 from trainsync.storage.layout import RunDirectory, step_name
 from trainsync.storage.saves import pointers
 
@@ -27,12 +27,12 @@ def targets(run: RunDirectory) -> dict[SaveKind, int]:
     return found
 
 
-def newest_valid(saves: Sequence[Save], kind: SaveKind) -> int | None:
+def newest_valid(saves: Sequence[InspectedSave], kind: SaveKind) -> int | None:
     """The newest step of ``kind`` in which nothing wrong was found."""
     return max((s.step for s in saves if s.kind is kind and s.valid), default=None)
 
 
-def check_pointers(run: RunDirectory, saves: Sequence[Save]) -> list[Finding]:
+def check_pointers(run: RunDirectory, saves: Sequence[InspectedSave]) -> list[Finding]:
     """Pointers that name nothing, or nothing whole, or less than the newest.
 
     Args:
@@ -52,7 +52,7 @@ def judge(
     kind: SaveKind,
     name: str,
     read: Callable[[], int | None],
-    saves: Sequence[Save],
+    saves: Sequence[InspectedSave],
     remedies: tuple[str, str] = _REMEDIES,
 ) -> Finding | None:
     """Compare what the pointer ``name`` of ``kind`` says with the saves; None: nothing is wrong.

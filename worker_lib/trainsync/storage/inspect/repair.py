@@ -19,7 +19,12 @@ from trainsync.storage.inspect.findings import (
     walk_files,
 )
 from trainsync.storage.inspect.internal import out_of_place
-from trainsync.storage.inspect.saves import Save, check_digests, check_sizes, committed_pairs
+from trainsync.storage.inspect.saves import (
+    InspectedSave,
+    check_digests,
+    check_sizes,
+    committed_pairs,
+)
 from trainsync.storage.layout import RunDirectory, inside, set_aside_name
 from trainsync.storage.leases import LeaseBook
 from trainsync.storage.saves import manifest, pointers, retention, superseding
@@ -30,7 +35,7 @@ OLD_SECONDS: Final = 3600.0
 _TRASH_TRIES: Final = 10
 
 
-class Act(StrEnum):
+class ActionKind(StrEnum):
     """The kind of an action; stable, for programs."""
 
     PUT_IN_PLACE = "put_in_place"
@@ -45,7 +50,7 @@ class Act(StrEnum):
 class Action:
     """One thing to do; ``message`` goes on after ``path``, relative to the directory."""
 
-    act: Act
+    act: ActionKind
     path: str
     message: str
     do: Callable[[], bool]
@@ -57,7 +62,7 @@ class Action:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RepairPlan:
     """The actions that are possible, and a sentence for each pointer that cannot be mended."""
 
     actions: tuple[Action, ...]
@@ -72,7 +77,7 @@ def plan_places(run: RunDirectory) -> list[Action]:
     """
     return [
         Action(
-            Act.PUT_IN_PLACE,
+            ActionKind.PUT_IN_PLACE,
             relative(run, path),
             f"a crash kept step {step} from its place; put there",
             lambda step=step: step in superseding.finish(run),  # type: ignore[misc]
@@ -88,7 +93,7 @@ def plan_pointers(
     with_digest: bool,
     threads: int,
     on_bytes: Callable[[int], None] = lambda _: None,
-) -> Plan:
+) -> RepairPlan:
     """Make each pointer name the newest valid save of its kind, where it does not.
 
     A save is valid when its manifest and all its files stand, by size or by digest. One that is
@@ -125,13 +130,13 @@ def plan_pointers(
             was = problem or ("is missing" if current is None else f"names step {current}")
             actions.append(
                 Action(
-                    Act.MOVE_POINTER,
+                    ActionKind.MOVE_POINTER,
                     relative(run, path),
                     f"{was}; moved to step {newest}, the newest valid {kind.value}",
                     _pointer_mover(run, kind, (current, problem), newest),
                 )
             )
-    return Plan(tuple(actions), tuple(refused))
+    return RepairPlan(tuple(actions), tuple(refused))
 
 
 def plan_cleanup(run: RunDirectory, findings: Sequence[Finding], now: float) -> list[Action]:
@@ -152,13 +157,13 @@ def plan_cleanup(run: RunDirectory, findings: Sequence[Finding], now: float) -> 
         if finding.code is Code.TEMPORARY and age > OLD_SECONDS:
             text = f"a temporary file, not written to for {age / 3600:.0f} h; removed"
             actions.append(
-                Action(Act.REMOVE_TEMPORARY, finding.path, text, _remover(run, finding.path))
+                Action(ActionKind.REMOVE_TEMPORARY, finding.path, text, _remover(run, finding.path))
             )
     ended = [finding.path.rpartition("/")[2] for finding in findings if finding.code is Code.LEASE]
     if ended:
         text = f"{len(ended)} leases that ended without being released; removed: {', '.join(ended)}"
         actions.append(
-            Action(Act.REMOVE_LEASES, relative(run, run.leases), text, _lease_remover(run))
+            Action(ActionKind.REMOVE_LEASES, relative(run, run.leases), text, _lease_remover(run))
         )
     try:
         trash = entries(run.trash) if is_real_directory(run, run.trash) else []
@@ -167,7 +172,9 @@ def plan_cleanup(run: RunDirectory, findings: Sequence[Finding], now: float) -> 
     if trash:
         size = sum(size_of(Path(entry.path)) for entry in trash)
         text = f"{len(trash)} discarded entries, {size} bytes; deleted"
-        actions.append(Action(Act.EMPTY_TRASH, relative(run, run.trash), text, _trash_emptier(run)))
+        actions.append(
+            Action(ActionKind.EMPTY_TRASH, relative(run, run.trash), text, _trash_emptier(run))
+        )
     return actions
 
 
@@ -198,11 +205,11 @@ def _read(run: RunDirectory, kind: SaveKind) -> tuple[int | None, str | None]:
         return None, error.why
 
 
-def _first(saves: Sequence[Save]) -> Save | None:
+def _first(saves: Sequence[InspectedSave]) -> InspectedSave | None:
     return saves[0] if saves else None
 
 
-def _set_aside(run: RunDirectory, save: Save) -> Action:
+def _set_aside(run: RunDirectory, save: InspectedSave) -> Action:
     path = run.manifest(save.kind, save.step)
     committed = save.committed
     assert committed is not None, "its files were read as it lists them"
@@ -210,7 +217,7 @@ def _set_aside(run: RunDirectory, save: Save) -> Action:
     text = f"{first}; the manifest is set aside as {set_aside_name(save.kind)}"
     # A monitor may have replaced the save, or retention have taken it, since it was read.
     return Action(
-        Act.SET_ASIDE, relative(run, path), text, lambda: manifest.set_aside(run, committed)
+        ActionKind.SET_ASIDE, relative(run, path), text, lambda: manifest.set_aside(run, committed)
     )
 
 

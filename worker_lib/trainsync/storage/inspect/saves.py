@@ -9,7 +9,7 @@ from pathlib import Path
 from trainsync.api.protocol import SaveKind
 from trainsync.storage import atomic
 from trainsync.storage.errors import DamagedFileError, UnsafePathError
-from trainsync.storage.inspect.digests import Reading, read_all
+from trainsync.storage.inspect.digests import ExpectedFile, read_all
 from trainsync.storage.inspect.findings import Code, Finding, Severity, relative
 from trainsync.storage.layout import RunDirectory, inside, step_name
 from trainsync.storage.saves import manifest
@@ -18,7 +18,7 @@ from trainsync.storage.saves.receipts import FileEntry
 
 
 @dataclass(frozen=True)
-class Save:
+class InspectedSave:
     """A manifest that is there, and what is wrong with it and its files.
 
     ``committed`` is None when the manifest cannot be understood.
@@ -46,7 +46,7 @@ def committed_pairs(run: RunDirectory, step: int | None = None) -> list[tuple[in
     return [(s, k) for s in steps for k in SaveKind if atomic.is_there(run.manifest(k, s))]
 
 
-def check_sizes(run: RunDirectory, step: int, kind: SaveKind) -> Save | None:
+def check_sizes(run: RunDirectory, step: int, kind: SaveKind) -> InspectedSave | None:
     """Compare every file with the manifest by size; None when the manifest is gone by now.
 
     Raises:
@@ -61,26 +61,26 @@ def check_sizes(run: RunDirectory, step: int, kind: SaveKind) -> Save | None:
         finding = Finding(
             Severity.DAMAGE, Code.MANIFEST, relative(run, path), error.why, step, kind
         )
-        return Save(step, kind, None, (finding,))
+        return InspectedSave(step, kind, None, (finding,))
     findings = []
     for entry in committed.manifest.files:
         problem = _size_problem(run.step(step), entry)
         if problem is not None:
             findings.append(_file_finding(step, kind, entry, *problem))
-    return _unless_removed(run, Save(step, kind, committed, tuple(findings)))
+    return _unless_removed(run, InspectedSave(step, kind, committed, tuple(findings)))
 
 
-def check_all_sizes(run: RunDirectory, step: int | None = None) -> list[Save]:
+def check_all_sizes(run: RunDirectory, step: int | None = None) -> list[InspectedSave]:
     """`check_sizes` of every save, or of those at ``step``, in order."""
     found = [check_sizes(run, s, kind) for s, kind in committed_pairs(run, step)]
     return [save for save in found if save is not None]
 
 
-def as_trained(saves: Iterable[Save], kind: SaveKind, uid: str) -> list[int]:
+def as_trained(saves: Iterable[InspectedSave], kind: SaveKind, uid: str) -> list[int]:
     """Steps of ``kind`` in the order of training, as the run ``uid`` counts: what a newer attempt
     trained again is newer."""
 
-    def age(save: Save) -> tuple[tuple[bool, float], int]:
+    def age(save: InspectedSave) -> tuple[tuple[bool, float], int]:
         # One that cannot be read is not the first to go.
         found = save.committed.manifest.age(uid) if save.committed else (True, math.inf)
         return found, save.step
@@ -88,18 +88,18 @@ def as_trained(saves: Iterable[Save], kind: SaveKind, uid: str) -> list[int]:
     return [save.step for save in sorted((s for s in saves if s.kind is kind), key=age)]
 
 
-def bytes_to_read(saves: Iterable[Save]) -> int:
+def bytes_to_read(saves: Iterable[InspectedSave]) -> int:
     """The bytes that `check_digests` will read."""
     return sum(reading.entry.bytes for reading in _readings(RunDirectory(Path()), saves))
 
 
 def check_digests(
     run: RunDirectory,
-    saves: Iterable[Save],
+    saves: Iterable[InspectedSave],
     *,
     threads: int,
     on_bytes: Callable[[int], None] = lambda _: None,
-) -> list[Save]:
+) -> list[InspectedSave]:
     """Read every file whose size is right, and add what differs to the saves' findings.
 
     A file that two kinds share is read once. A save that retention removes meanwhile is left out.
@@ -117,7 +117,7 @@ def check_digests(
         more = [
             _file_finding(save.step, save.kind, entry, *problem)
             for entry in save.files
-            if (problem := problems.get(Reading(run.step(save.step), entry))) is not None
+            if (problem := problems.get(ExpectedFile(run.step(save.step), entry))) is not None
         ]
         found = _unless_removed(run, replace(save, findings=(*save.findings, *more)))
         if found is not None:
@@ -125,17 +125,17 @@ def check_digests(
     return checked
 
 
-def _readings(run: RunDirectory, saves: Iterable[Save]) -> list[Reading]:
-    wanted: dict[Reading, None] = {}  # in order, each once
+def _readings(run: RunDirectory, saves: Iterable[InspectedSave]) -> list[ExpectedFile]:
+    wanted: dict[ExpectedFile, None] = {}  # in order, each once
     for save in saves:
         bad = {finding.path for finding in save.findings}
         for entry in save.files:
             if _name(save.step, entry) not in bad:
-                wanted[Reading(run.step(save.step), entry)] = None
+                wanted[ExpectedFile(run.step(save.step), entry)] = None
     return list(wanted)
 
 
-def _unless_removed(run: RunDirectory, save: Save) -> Save | None:
+def _unless_removed(run: RunDirectory, save: InspectedSave) -> InspectedSave | None:
     if save.findings and not atomic.is_there(run.manifest(save.kind, save.step)):
         return None  # a monitor's retention renamed the step away while we looked
     return save

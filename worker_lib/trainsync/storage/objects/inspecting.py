@@ -12,7 +12,7 @@ from trainsync.storage.crowd import for_each
 from trainsync.storage.errors import DamagedFileError, StepGoneError
 from trainsync.storage.inspect import pointers
 from trainsync.storage.inspect.findings import Code, Finding, Severity
-from trainsync.storage.inspect.saves import Save
+from trainsync.storage.inspect.saves import InspectedSave
 from trainsync.storage.layout import parse_step, step_name
 from trainsync.storage.objects import commits, keys
 from trainsync.storage.objects.bucket import Bucket
@@ -30,7 +30,7 @@ class StoredSave:
     """A save as `trainsync.storage.inspect` has them; ``stored`` is None when its manifest cannot
     be understood."""
 
-    save: Save
+    save: InspectedSave
     stored: Stored | None
 
 
@@ -56,11 +56,13 @@ def _check_sizes(bucket: Bucket, step: int, kind: SaveKind) -> StoredSave | None
         return None  # it was pruned meanwhile
     except DamagedFileError as error:
         finding = _damage(Code.MANIFEST, keys.manifest(kind, step), error.why, step, kind)
-        return StoredSave(Save(step, kind, None, (finding,)), None)
+        return StoredSave(InspectedSave(step, kind, None, (finding,)), None)
     findings = tuple(size_findings(bucket, stored))
     if findings and not _is_there(bucket, stored):
         return None
-    return StoredSave(Save(step, kind, Committed(stored.manifest, stored.digest), findings), stored)
+    return StoredSave(
+        InspectedSave(step, kind, Committed(stored.manifest, stored.digest), findings), stored
+    )
 
 
 def size_findings(bucket: Bucket, stored: Stored) -> list[Finding]:
@@ -121,7 +123,7 @@ def check_digests(
     return checked
 
 
-def check_pointers(bucket: Bucket, saves: Sequence[Save]) -> list[Finding]:
+def check_pointers(bucket: Bucket, saves: Sequence[InspectedSave]) -> list[Finding]:
     """Pointers that name nothing, or nothing whole, or less than the newest."""
     found = (
         pointers.judge(

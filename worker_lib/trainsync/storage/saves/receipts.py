@@ -87,7 +87,7 @@ class Receipt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class ParticipantFailure:
     """A participant could not save; the save will be aborted with ``error`` as its cause."""
 
     __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
@@ -108,7 +108,7 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Registration:
+class SaveRegistration:
     """The full set of a save's participants, as the trainer registered it."""
 
     __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
@@ -125,7 +125,7 @@ class Registration:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class SaveOutcome:
     """The end of a save: ``error`` when it was aborted, ``manifest_digest`` when committed."""
 
     __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
@@ -139,9 +139,9 @@ class Outcome:
 
 _RECORD = re.compile(r"^([a-z0-9_]{1,64})\.(0|[1-9][0-9]{0,8})(?:\.failed)?\.json$")
 _RECEIPT = TypeAdapter(Receipt)
-_FAILURE = TypeAdapter(Failure)
-_REGISTRATION = TypeAdapter(Registration)
-_OUTCOME = TypeAdapter(Outcome)
+_FAILURE = TypeAdapter(ParticipantFailure)
+_REGISTRATION = TypeAdapter(SaveRegistration)
+_OUTCOME = TypeAdapter(SaveOutcome)
 
 
 def write_receipt(save: SaveDirectory, receipt: Receipt) -> Path:
@@ -168,7 +168,7 @@ def read_receipt(path: Path) -> Receipt:
     return receipt
 
 
-def write_failure(save: SaveDirectory, failure: Failure) -> Path:
+def write_failure(save: SaveDirectory, failure: ParticipantFailure) -> Path:
     """Write ``failure``, atomically."""
     path = save.failure(failure.component, failure.rank)
     atomic.make_directory(path.parent)
@@ -176,7 +176,7 @@ def write_failure(save: SaveDirectory, failure: Failure) -> Path:
     return path
 
 
-def read_failure(path: Path) -> Failure:
+def read_failure(path: Path) -> ParticipantFailure:
     """Raises `FileNotFoundError`, `DamagedFileError`."""
     failure = records.read(_FAILURE, path)
     _agree(path, path.name, f"{failure.participant}.failed.json")
@@ -193,25 +193,25 @@ def writers(save: SaveDirectory) -> list[Participant]:
     return sorted(found)
 
 
-def write_registration(save: SaveDirectory, registration: Registration) -> None:
+def write_registration(save: SaveDirectory, registration: SaveRegistration) -> None:
     """Write ``registration``, atomically."""
     atomic.make_directory(save.path)
     atomic.write_bytes(save.registration, records.encode(_REGISTRATION, registration))
 
 
-def read_registration(save: SaveDirectory) -> Registration:
+def read_registration(save: SaveDirectory) -> SaveRegistration:
     """Raises `FileNotFoundError`, `DamagedFileError`."""
     return records.read(_REGISTRATION, save.registration)
 
 
-def write_outcome(save: SaveDirectory, outcome: Outcome) -> None:
+def write_outcome(save: SaveDirectory, outcome: SaveOutcome) -> None:
     """Write ``ABORTED.json`` or ``COMMITTED.json``, atomically."""
     path = save.aborted if outcome.error is not None else save.committed
     atomic.make_directory(save.path)
     atomic.write_bytes(path, records.encode(_OUTCOME, outcome))
 
 
-def read_outcome(save: SaveDirectory) -> Outcome | None:
+def read_outcome(save: SaveDirectory) -> SaveOutcome | None:
     """The outcome of the save; None while it has none. Raises `DamagedFileError`."""
     for path in (save.committed, save.aborted):
         try:

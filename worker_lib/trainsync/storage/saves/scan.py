@@ -17,7 +17,12 @@ from trainsync.storage.layout import (
     parse_step,
 )
 from trainsync.storage.saves import receipts
-from trainsync.storage.saves.receipts import Failure, Outcome, Receipt, Registration
+from trainsync.storage.saves.receipts import (
+    ParticipantFailure,
+    Receipt,
+    SaveOutcome,
+    SaveRegistration,
+)
 
 
 @dataclass(frozen=True)
@@ -26,10 +31,10 @@ class SaveOnDisk:
 
     kind: SaveKind
     step: int
-    registration: Registration | None
-    outcome: Outcome | None
+    registration: SaveRegistration | None
+    outcome: SaveOutcome | None
     receipts: tuple[Receipt, ...] = ()
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[ParticipantFailure, ...] = ()
     damaged: tuple[str, ...] = field(default=())
     """A sentence for each file of ours that cannot be understood or speaks of another save."""
 
@@ -39,7 +44,9 @@ class Scanner:
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
-        self._cache: dict[Path, tuple[tuple[int, int, int], Receipt | Failure | str]] = {}
+        self._cache: dict[
+            Path, tuple[tuple[int, int, int], Receipt | ParticipantFailure | str]
+        ] = {}
 
     def saves(
         self,
@@ -86,7 +93,7 @@ class Scanner:
         except DamagedFileError as error:
             damaged.append(str(error))
         good: list[Receipt] = []
-        bad: list[Failure] = []
+        bad: list[ParticipantFailure] = []
         identity = (kind, step, attempt, incarnation)
         try:
             names = sorted(_names(directory.receipts))
@@ -114,13 +121,13 @@ class Scanner:
             kind, step, registration, outcome, tuple(good), tuple(bad), tuple(damaged)
         )
 
-    def _record(self, path: Path) -> Receipt | Failure | str:
+    def _record(self, path: Path) -> Receipt | ParticipantFailure | str:
         info = path.lstat()
         stamp = (info.st_ino, info.st_size, info.st_mtime_ns)
         cached = self._cache.get(path)
         if cached is not None and cached[0] == stamp:
             return cached[1]
-        record: Receipt | Failure | str
+        record: Receipt | ParticipantFailure | str
         try:
             if path.name.endswith(FAILURE_SUFFIX):
                 record = receipts.read_failure(path)

@@ -17,7 +17,7 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
-class Piece:
+class SchemaEntry:
     """A box of a full tensor, and which array of the part has its bytes (row-major)."""
 
     name: str
@@ -39,7 +39,7 @@ class Piece:
 class Schema:
     """The pieces of one part."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SchemaEntry, ...]
 
     def encode(self) -> bytes:
         """Compact JSON: what crosses processes is data, not code."""
@@ -59,7 +59,9 @@ class Schema:
         try:
             return Schema(
                 tuple(
-                    Piece(name, dtype, itemsize, tuple(full), tuple(start), tuple(shape), *place)
+                    SchemaEntry(
+                        name, dtype, itemsize, tuple(full), tuple(start), tuple(shape), *place
+                    )
                     for name, dtype, itemsize, full, start, shape, *place in json.loads(data)
                 )
             )
@@ -73,7 +75,7 @@ def check_cover(schemas: Iterable[Schema]) -> None:
     Raises:
         InconsistentUploadError: names the first tensor that is not, or whose parts disagree.
     """
-    pieces: dict[str, list[Piece]] = {}
+    pieces: dict[str, list[SchemaEntry]] = {}
     for schema in schemas:
         for piece in schema.pieces:
             pieces.setdefault(piece.name, []).append(piece)
@@ -99,7 +101,7 @@ def check_cover(schemas: Iterable[Schema]) -> None:
             )
 
 
-def _overlap(boxes: list[Piece]) -> bool:
+def _overlap(boxes: list[SchemaEntry]) -> bool:
     """Whether two boxes share an element. Sorted by first start, so neighbours are few."""
     solid = sorted((box for box in boxes if prod(box.shape)), key=lambda box: box.start)
     for i, one in enumerate(solid):

@@ -13,7 +13,7 @@ from trainsync.weights.errors import InconsistentUploadError, WeightsUnavailable
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedVersion:
     """One whole, verified version.
 
     Attributes:
@@ -89,13 +89,13 @@ class WeightSets:
     def __init__(self) -> None:
         self.keeps_base = False
         self._lock = threading.Lock()
-        self._copied: Served | None = None
-        self._served: Served | None = None
+        self._copied: ServedVersion | None = None
+        self._served: ServedVersion | None = None
         self._current: StagingSet | None = None
         self._spare: StagingSet | None = None
 
     @property
-    def served(self) -> Served | None:
+    def served(self) -> ServedVersion | None:
         """The version that is served now. Its tensors are only to be read under `reading`."""
         return self._served
 
@@ -113,7 +113,7 @@ class WeightSets:
                 self._copied = served
 
     @contextmanager
-    def reading(self) -> Iterator[Served | None]:
+    def reading(self) -> Iterator[ServedVersion | None]:
         """The served version, unchanged until the block ends; None when its bytes are not here."""
         with self._lock:
             current = self._current
@@ -183,7 +183,7 @@ class WeightSets:
                 return None
             return spare
 
-    def flip(self, staged: StagingSet, served: Served) -> StagingSet | None:
+    def flip(self, staged: StagingSet, served: ServedVersion) -> StagingSet | None:
         """Serve ``staged``, which is whole, as ``served``; the set served so far becomes spare.
 
         Unless it is memory of the trainer, or of a GPU, where it is scarce and quickly allocated.

@@ -40,7 +40,7 @@ Tell = Callable[[Segment | None], None]
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldVersion:
     """One version in the trainer's memory.
 
     Attributes:
@@ -76,10 +76,10 @@ class DeltaBase:
         prepare()
         self._bucket_size = bucket_size
         self._buffer = torch.empty(0, dtype=torch.uint8)
-        self._held: Held | None = None
+        self._held: HeldVersion | None = None
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> HeldVersion | None:
         """The version that is held; None while there is none, and while it is written to."""
         return self._held
 
@@ -88,7 +88,7 @@ class DeltaBase:
         tensors: Callable[[], NamedTensors],
         digest: str | None = None,
         deadline: float = math.inf,
-    ) -> Held:
+    ) -> HeldVersion:
         """Bring the copy to the next version, and find out what that changed.
 
         Args:
@@ -119,7 +119,7 @@ class DeltaBase:
             raise InconsistentUploadError(f"tensors change from call to call: {error}") from error
         return self._held
 
-    def follow(self, tensors: NamedTensors, deadline: float, tell: Tell) -> Held:
+    def follow(self, tensors: NamedTensors, deadline: float, tell: Tell) -> HeldVersion:
         """Bring the copy, which must be there, to the next version, and tell what changed.
 
         Args:
@@ -148,7 +148,7 @@ class DeltaBase:
         tensors: NamedTensors,
         deadline: float,
         tell: Tell,
-    ) -> Held:
+    ) -> HeldVersion:
         schema, copy = memory.schema, memory.data.numpy()
         hasher = xxhash.xxh3_128()
         source = StreamSource(schema, tensors)
@@ -176,8 +176,8 @@ class DeltaBase:
             raise
         digest = f"xxh3-128:{hasher.hexdigest()}"
         if not found.worthwhile:
-            return Held(digest, memory, too_much=former is not None)
-        return Held(digest, memory, former, tuple(found.segments))
+            return HeldVersion(digest, memory, too_much=former is not None)
+        return HeldVersion(digest, memory, former, tuple(found.segments))
 
     def _allocate(self, size: int) -> None:
         if self._buffer.numel() < size:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from trainsync.weights.buckets.layout import StreamSchema
-from trainsync.weights.delta.base import DeltaBase, Held
+from trainsync.weights.delta.base import DeltaBase, HeldVersion
 from trainsync.weights.delta.codec import prepare
 from trainsync.weights.delta.switch import DeltaSwitch
 from trainsync.weights.errors import GroupFailedError
@@ -107,7 +107,7 @@ class DeltaPass:
         sending.finish()
         return None if held.delta is None else held.digest
 
-    def _hold(self, progress: BroadcastProgress, held: Held) -> StreamSchema:
+    def _hold(self, progress: BroadcastProgress, held: HeldVersion) -> StreamSchema:
         progress.held = held
         progress.tensors = held.memory.tensors.items
         progress.described = True

@@ -20,7 +20,7 @@ from trainsync.weights.errors import (
     WeightsReplacedError,
     WeightsTimeoutError,
 )
-from trainsync.weights.synchronizer.connection import Registration, RenewalTimer
+from trainsync.weights.synchronizer.connection import ExplorerRegistration, RenewalTimer
 from trainsync.weights.transports.base import (
     KeepsWeights,
     LoadsWeights,
@@ -92,7 +92,9 @@ class ExplorerClient:
         self._schema: list[TensorMeta] | None = None  # of the first version that was taken
         self._fetched: list[TensorMeta] = []
         sweep = Sweeper().sweep  # shared memory that a killed trainer left on this host
-        self._registration = Registration(synchronizer, explorer, timeout, self._source, sweep)
+        self._registration = ExplorerRegistration(
+            synchronizer, explorer, timeout, self._source, sweep
+        )
         timer = self._registration.timer
         weakref.finalize(self, _abandon, timer, self._source).atexit = False
         self._source.when_ready(timer.beat)
@@ -313,7 +315,7 @@ class ExplorerClient:
     def ask(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
         """A call of the Synchronizer that begins with an explorer and its session.
 
-        Raises what `Connection.call` raises.
+        Raises what `SynchronizerConnection.call` raises.
         """
         limit = self.timeout if timeout is None else timeout
         return self._registration.ask(method, *arguments, timeout=limit)

@@ -12,7 +12,7 @@ from trainsync.weights.pacing.messages import Batch, TrainerPlan, Turn
 from trainsync.weights.pacing.policy import ExplorerMove
 from trainsync.weights.pacing.scheduler import PaceScheduler
 from trainsync.weights.synchronizer.followed_state import FollowedState
-from trainsync.weights.synchronizer.roster import STOPPED, Loss
+from trainsync.weights.synchronizer.roster import STOPPED, LossReason
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class PacingCalls:
             for name in sorted(order.give_up):
                 cause = f"the trainer waited {plan.policy.timeout:g} s for it"
                 logger.warning("explorer %s is given up: %s", name, cause)
-                self._state.give_up(name, cause, now, Loss.NOT_READY)
+                self._state.give_up(name, cause, now, LossReason.NOT_READY)
             if order.give_up:
                 await self._revision.advance()
             elif order.publish or order.batches:

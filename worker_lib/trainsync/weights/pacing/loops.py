@@ -46,7 +46,7 @@ from trainsync.weights.explorer.client import ExplorerClient
 from trainsync.weights.pacing.calls import ExplorerOrder, TrainerTask
 from trainsync.weights.pacing.messages import Batch, TrainerPlan, Turn
 from trainsync.weights.pacing.policy import ExplorerMove, SyncPolicy
-from trainsync.weights.synchronizer.connection import Connection
+from trainsync.weights.synchronizer.connection import SynchronizerConnection
 from trainsync.weights.synchronizer.roster import STOPPED
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class TrainerPace:
         self._meanwhile = meanwhile
         self._step = step
         self._timeout = policy.timeout
-        self._connection = Connection(synchronizer, _ANSWER_SECONDS)
+        self._connection = SynchronizerConnection(synchronizer, _ANSWER_SECONDS)
         self._sent: int | None = None
 
     def next_batches(self) -> list[Batch]:

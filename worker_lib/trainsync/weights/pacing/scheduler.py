@@ -40,7 +40,7 @@ _STEPS_AHEAD = 2
 
 
 @dataclass
-class _Entry:
+class _ExplorerEntry:
     session: str
     next_step: int
     version: int = -1
@@ -66,7 +66,7 @@ class PaceScheduler:
     training: bool = False
     finishing: bool = False
     queue: list[Batch] = field(default_factory=list)
-    _entries: dict[str, _Entry] = field(default_factory=dict)
+    _entries: dict[str, _ExplorerEntry] = field(default_factory=dict)
     _last_number: int = 0
     _waiting_since: float | None = None
     _sent: list[int] = field(default_factory=list)
@@ -250,7 +250,7 @@ class PaceScheduler:
     def _begun(self) -> int:
         return (self.step or 0) + self.training
 
-    def _number(self, plan: TrainerPlan, entry: _Entry) -> int:
+    def _number(self, plan: TrainerPlan, entry: _ExplorerEntry) -> int:
         if plan.policy.style == SyncStyle.FIXED:
             return entry.next_step
         self._last_number += 1
@@ -261,7 +261,7 @@ class PaceScheduler:
         return unbounded and len(self.queue) >= _STEPS_AHEAD * plan.batches
 
     def _wanted(
-        self, plan: TrainerPlan, entry: _Entry, turn: Turn, view: RunView, expected: bool
+        self, plan: TrainerPlan, entry: _ExplorerEntry, turn: Turn, view: RunView, expected: bool
     ) -> bool:
         if plan.policy.style == SyncStyle.FIXED:
             # A new scheduler may lack the share before it: then that is made again first.
@@ -316,7 +316,7 @@ class PaceScheduler:
 
     def _enter(self, name: str, session: str) -> None:
         """Schedule an explorer. A share that it made in an earlier life still counts."""
-        self._entries[name] = _Entry(session, self._first_unmade(name, self._begun() + 1))
+        self._entries[name] = _ExplorerEntry(session, self._first_unmade(name, self._begun() + 1))
 
     def _first_unmade(self, name: str, step: int) -> int:
         """The first step from ``step`` on of which no share of this explorer is queued."""

@@ -54,7 +54,7 @@ def _parts(name: str, tensors: Mapping[str, torch.Tensor]) -> Sequence[str]:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ServerDigests:
     """Knows the digests of a server's tensors after an update.
 
     Attributes:
@@ -69,8 +69,8 @@ class Seen:
 
 
 def look(
-    digests: Mapping[str, str], expected: Mapping[str, str], before: Seen
-) -> tuple[Seen, str | None]:
+    digests: Mapping[str, str], expected: Mapping[str, str], before: ServerDigests
+) -> tuple[ServerDigests, str | None]:
     """The new knowledge, and a sentence if the tensors are not of the new version.
 
     Args:
@@ -94,4 +94,4 @@ def look(
         )
     elif before.changed and not changed:
         problem = "no tensor of the server changed with the update"
-    return Seen(dict(digests), matches | before.known, changed), problem
+    return ServerDigests(dict(digests), matches | before.known, changed), problem

@@ -23,7 +23,7 @@ MEMORY_VARIABLE: Final = env.STAGING_MEMORY
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedVersion:
     """One version. Its memory takes no other version before the last of its tensors is gone.
 
     Attributes:
@@ -64,7 +64,7 @@ class StagedReader:
         self.memory = memory or Path(os.environ.get(MEMORY_VARIABLE) or SHARED_MEMORY)
         self._reader = SegmentReader()
 
-    def open(self, reference: StagedReference) -> Staged:
+    def open(self, reference: StagedReference) -> StagedVersion:
         """Map a version, without reading its bytes.
 
         Raises:
@@ -75,4 +75,4 @@ class StagedReader:
         """
         index = read_index(self.memory, reference)
         data = self._reader.map(segment_path(self.memory, index.segment), index.bytes)
-        return Staged(index, views_of(index.schema, data, ours=False).tensors)
+        return StagedVersion(index, views_of(index.schema, data, ours=False).tensors)

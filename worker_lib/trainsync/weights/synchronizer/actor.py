@@ -19,13 +19,13 @@ from trainsync.api.protocol import WeightsReport
 from trainsync.weights.errors import NothingPublishedError, WeightsTimeoutError
 from trainsync.weights.pacing.calls import PacingCalls
 from trainsync.weights.synchronizer.connection import ACTOR_NAME, find_actor
-from trainsync.weights.synchronizer.counts import Sent, Way
-from trainsync.weights.synchronizer.failover_state import Changes, Remembered
+from trainsync.weights.synchronizer.counts import BroadcastTraffic, TransferKind
+from trainsync.weights.synchronizer.failover_state import RestoredState, StateChanges
 from trainsync.weights.synchronizer.followed_state import Contact, FollowedState
 from trainsync.weights.synchronizer.report import SynchronizerStatus, snapshot, weights_report
-from trainsync.weights.synchronizer.roster import REQUIRE_SYNC, STOPPED, Loss, Serving
+from trainsync.weights.synchronizer.roster import REQUIRE_SYNC, STOPPED, LossReason, Serving
 from trainsync.weights.synchronizer.state import LEASE_SECONDS
-from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.link import TrainerEndpoint
 from trainsync.weights.versions import Announcement, HeldPart, PartMeta, Published, VersionMeta
 
 # Each of up to 4,096 explorers has a call waiting here, while it and the trainer's ranks make
@@ -66,7 +66,7 @@ class Synchronizer:
         floor: int = -1,
         lease_seconds: float = LEASE_SECONDS,
         kept: bool = False,
-        remembered: Remembered | None = None,
+        remembered: RestoredState | None = None,
     ) -> None:
         self._followed = FollowedState(namespace, floor, lease_seconds, kept, remembered)
         self._state = self._followed.state
@@ -142,7 +142,7 @@ class Synchronizer:
         version: int,
         lost: Mapping[str, str],
         refused: Mapping[str, str],
-        sent: Sent | None = None,
+        sent: BroadcastTraffic | None = None,
     ) -> None:
         """Note the fate of a version that was broadcast and reached no explorer.
 
@@ -156,7 +156,7 @@ class Synchronizer:
         self._state.note_missed(version, time.monotonic(), lost, refused, sent)
         await self._revision.advance()
 
-    async def setup_weight_sync_group(self, endpoint: Endpoint) -> None:
+    async def setup_weight_sync_group(self, endpoint: TrainerEndpoint) -> None:
         """The trainer broadcasts from ``endpoint``, to explorers that know its token.
 
         Raises:
@@ -165,7 +165,7 @@ class Synchronizer:
         self._state.set_group(endpoint)
         await self._followed.keep("the group of the broadcast")
 
-    async def get_weight_sync_group(self) -> Endpoint | None:
+    async def get_weight_sync_group(self) -> TrainerEndpoint | None:
         """Where the trainer broadcasts from; None before it has said so."""
         return self._state.group
 
@@ -201,7 +201,7 @@ class Synchronizer:
             await self._revision.wait_for(lambda: not roster.unready(version), timeout)
             for name in roster.unready(version):
                 cause = f"it was not ready for version {version} within {timeout:g} s"
-                self._state.give_up(name, cause, time.monotonic(), Loss.NOT_READY)
+                self._state.give_up(name, cause, time.monotonic(), LossReason.NOT_READY)
             await self._revision.advance()
         else:
             raise ValueError(f"module must be 'trainer' or 'explorer', got {module!r}")
@@ -315,7 +315,7 @@ class Synchronizer:
         session: str,
         version: int,
         digest: str,
-        taken: Mapping[Way, int] | None = None,
+        taken: Mapping[TransferKind, int] | None = None,
     ) -> None:
         """The explorer serves ``version``, whose digest it checked; see `WeightsState`."""
         try:
@@ -362,7 +362,7 @@ class Synchronizer:
             return None
         return revision.number, weights_report(state)
 
-    async def follow(self, seen: int, timeout: float) -> Changes | None:
+    async def follow(self, seen: int, timeout: float) -> StateChanges | None:
         """The changes after revision ``seen`` (0 at first), for the process that keeps this actor.
 
         The call also confirms that everything up to ``seen`` is kept. None after ``timeout`` s.

@@ -1,7 +1,7 @@
 """Calls to a Synchronizer that may be rebuilt meanwhile, each with a deadline.
 
-An explorer's calls go through its `Registration`: a lease that a thread renews. An explorer that
-was given up, or whose Synchronizer was rebuilt, registers again by itself.
+An explorer's calls go through its `ExplorerRegistration`: a lease that a thread renews. An explorer
+that was given up, or whose Synchronizer was rebuilt, registers again by itself.
 """
 
 import logging
@@ -26,7 +26,7 @@ from trainsync.weights.synchronizer.followed_state import Contact
 from trainsync.weights.synchronizer.ray_errors import one_sentence, raised_there
 from trainsync.weights.synchronizer.remote import RemoteConnection, RemoteSynchronizer
 from trainsync.weights.synchronizer.roster import Serving
-from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.link import TrainerEndpoint
 
 if TYPE_CHECKING:  # the Synchronizer's process imports this file, and does without torch
     from trainsync.weights.transports.base import Weights, WeightSource
@@ -60,7 +60,7 @@ def find_actor(namespace: str, timeout: float = 60.0) -> Any:
             time.sleep(_LOOK_SECONDS)
 
 
-class Connection:
+class SynchronizerConnection:
     """One process's way to the Synchronizer of a Ray namespace. Any thread may use it.
 
     When an actor dies that is kept, a call waits for the one that replaces it, for up to a minute,
@@ -141,11 +141,11 @@ class Connection:
                 self.rebuilds += 1
 
 
-def connect(synchronizer: Any, timeout: float) -> Connection | RemoteConnection:
-    """A connection by Ray, or by the monitor: see `Connection` for arguments and errors."""
+def connect(synchronizer: Any, timeout: float) -> SynchronizerConnection | RemoteConnection:
+    """A connection by Ray, or by the monitor; see `SynchronizerConnection`."""
     if isinstance(synchronizer, RemoteSynchronizer):
         return RemoteConnection(synchronizer, timeout)
-    return Connection(synchronizer, timeout)
+    return SynchronizerConnection(synchronizer, timeout)
 
 
 class LeaseHolder(Protocol):
@@ -192,7 +192,7 @@ class RenewalTimer:
             return self._ended
 
 
-class Registration:
+class ExplorerRegistration:
     """One explorer process at the Synchronizer, from `register_explorer` to `leave`. Any thread.
 
     Args:
@@ -246,7 +246,7 @@ class Registration:
 
         Raises:
             ExplorerReplacedError: another process has the explorer's id.
-            What `Connection.call` raises.
+            What `SynchronizerConnection.call` raises.
         """
         deadline = time.monotonic() + timeout
 
@@ -333,7 +333,7 @@ def renew_until(
         del alive
 
 
-def find_group(synchronizer: Any, timeout: float) -> Callable[[], Endpoint | None]:
+def find_group(synchronizer: Any, timeout: float) -> Callable[[], TrainerEndpoint | None]:
     """A function that asks the Synchronizer where the trainer broadcasts from.
 
     It returns None before the trainer has said so, and when Ray has ended.
@@ -342,19 +342,21 @@ def find_group(synchronizer: Any, timeout: float) -> Callable[[], Endpoint | Non
         synchronizer: actor handle.
         timeout: seconds of one question; the function raises `WeightsUnavailableError` after them.
     """
-    connections: list[Connection] = []
+    connections: list[SynchronizerConnection] = []
 
-    def find() -> Endpoint | None:
+    def find() -> TrainerEndpoint | None:
         with threads.calling_ray() as allowed:
             if not allowed:
                 return None
             if not connections:
-                connections.append(Connection(synchronizer, timeout))
-            group: Endpoint | None = connections[0].call("get_weight_sync_group", timeout=timeout)
+                connections.append(SynchronizerConnection(synchronizer, timeout))
+            group: TrainerEndpoint | None = connections[0].call(
+                "get_weight_sync_group", timeout=timeout
+            )
             return group
 
-    def find_remotely() -> Endpoint | None:
-        group: Endpoint | None = synchronizer.call("get_weight_sync_group", timeout=timeout)
+    def find_remotely() -> TrainerEndpoint | None:
+        group: TrainerEndpoint | None = synchronizer.call("get_weight_sync_group", timeout=timeout)
         return group
 
     return find_remotely if isinstance(synchronizer, RemoteSynchronizer) else find

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 
-class Way(StrEnum):
+class TransferKind(StrEnum):
     """How bytes come to an explorer; counted by it."""
 
     WHOLE = "whole"  # all of a version, over the network
@@ -17,7 +17,7 @@ class Way(StrEnum):
 
 
 @dataclass(frozen=True)
-class Sent:
+class BroadcastTraffic:
     """The outcome of one broadcast.
 
     Attributes:
@@ -27,7 +27,7 @@ class Sent:
     """
 
     id: str
-    taken: Mapping[Way, int] = field(default_factory=dict)
+    taken: Mapping[TransferKind, int] = field(default_factory=dict)
     resends: int = 0
 
 
@@ -37,19 +37,19 @@ class Traffic:
 
     Attributes:
         taken: bytes, by way.
-        resends: see `Sent`.
+        resends: see `BroadcastTraffic`.
         last: id of the broadcast that was counted last.
     """
 
-    taken: Mapping[Way, int] = field(default_factory=dict)
+    taken: Mapping[TransferKind, int] = field(default_factory=dict)
     resends: int = 0
     last: str = ""
 
-    def took(self, taken: Mapping[Way, int]) -> "Traffic":
+    def took(self, taken: Mapping[TransferKind, int]) -> "Traffic":
         """With what one explorer took."""
         return replace(self, taken=Counter(self.taken) + Counter(taken))
 
-    def with_sent(self, sent: Sent) -> "Traffic":
+    def with_sent(self, sent: BroadcastTraffic) -> "Traffic":
         """With a broadcast. They are told of one after the other: the last one again is nothing."""
         if sent.id == self.last:
             return self

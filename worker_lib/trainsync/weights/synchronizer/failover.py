@@ -10,7 +10,7 @@ import ray
 from trainsync.weights import threads
 from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.synchronizer.actor import Synchronizer, actor_options
-from trainsync.weights.synchronizer.failover_state import Changes, FailoverState, Remembered
+from trainsync.weights.synchronizer.failover_state import FailoverState, RestoredState, StateChanges
 from trainsync.weights.synchronizer.ray_errors import one_sentence
 from trainsync.weights.synchronizer.state import LEASE_SECONDS
 from trainsync.weights.transports.shared_memory.segment_store import Sweeper
@@ -18,9 +18,6 @@ from trainsync.weights.transports.shared_memory.segment_store import Sweeper
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 5.0  # of one question, which is answered as soon as something changes
-_CLOSE_CHECK_SECONDS = 0.2
-_RETRY_SECONDS = 1.0
-_START_SECONDS = 60.0
 _MAX_REBUILDS_IN_A_ROW = 5
 
 
@@ -38,11 +35,24 @@ class SynchronizerFailover:
     Args:
         namespace: Ray namespace, with no Synchronizer in it.
         floor: see `WeightsState`.
+        retry: seconds before an actor that cannot be reached is asked again.
+        start: seconds for which a new actor waits at most for the name of the one before.
+        look: seconds between its tries.
     """
 
     def __init__(
-        self, namespace: str, floor: int = -1, lease_seconds: float = LEASE_SECONDS
+        self,
+        namespace: str,
+        floor: int = -1,
+        lease_seconds: float = LEASE_SECONDS,
+        *,
+        retry: float = 1.0,
+        start: float = 60.0,
+        look: float = 0.2,
     ) -> None:
+        self._retry_seconds = retry
+        self._start_seconds = start
+        self._look_seconds = look
         self._namespace = namespace
         self._lease_seconds = lease_seconds
         self._floor = floor
@@ -78,7 +88,7 @@ class SynchronizerFailover:
                     seen = changes.revision
             except ray.exceptions.ActorUnavailableError as error:  # it may well live
                 logger.warning("the Synchronizer is asked again: %s", one_sentence(error))
-                self._closing.wait(_RETRY_SECONDS)
+                self._closing.wait(self._retry_seconds)
             except ray.exceptions.RayActorError as error:
                 in_a_row += 1
                 if in_a_row > _MAX_REBUILDS_IN_A_ROW or not self._rebuild(error):
@@ -88,10 +98,10 @@ class SynchronizerFailover:
                 return self._give_up(error)
         return None
 
-    def _ask(self, seen: int) -> Changes | None:
+    def _ask(self, seen: int) -> StateChanges | None:
         """One question; given up when `close` is called meanwhile."""
         reference = self._handle.follow.remote(seen, _POLL_SECONDS)
-        changes: Changes | None = threads.answer(reference, self._closing.is_set)
+        changes: StateChanges | None = threads.answer(reference, self._closing.is_set)
         return changes
 
     def _rebuild(self, cause: Exception) -> bool:
@@ -110,10 +120,10 @@ class SynchronizerFailover:
         self.rebuilds += 1
         return not self._closing.is_set()
 
-    def _make(self, remembered: Remembered | None) -> Any:
+    def _make(self, remembered: RestoredState | None) -> Any:
         """A new actor, which takes the name of the dead one as soon as that has given it back."""
         actor = ray.remote(Synchronizer).options(**actor_options(self._namespace))
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + self._start_seconds
         while True:
             try:
                 return actor.remote(
@@ -129,12 +139,12 @@ class SynchronizerFailover:
                         f"Ray namespace {self._namespace!r} has a Synchronizer that this process "
                         "did not make, or that does not end"
                     ) from error
-                time.sleep(_CLOSE_CHECK_SECONDS)
+                time.sleep(self._look_seconds)
 
     def _answers(self) -> bool:
         """Whether the actor of now lives."""
         try:
-            ray.get(self._handle.get_contact.remote(), timeout=_RETRY_SECONDS)
+            ray.get(self._handle.get_contact.remote(), timeout=self._retry_seconds)
         except ray.exceptions.RayError:
             return False
         return True

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 
 from trainsync.weights.errors import WeightsError
 from trainsync.weights.synchronizer.counts import SyncCounts, Traffic
-from trainsync.weights.synchronizer.roster import RUNNING, Explorer, Loss
+from trainsync.weights.synchronizer.roster import RUNNING, Explorer, LossReason
 from trainsync.weights.synchronizer.state import WeightsState
-from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.link import TrainerEndpoint
 from trainsync.weights.versions import Announcement, HeldPart, Published
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Changes:
+class StateChanges:
     """The parts since the revision that was asked for; the rest is always whole."""
 
     revision: int
@@ -27,9 +27,9 @@ class Changes:
     explorers: Mapping[str, Explorer]
     trainer_status: str
     announced: Published | None = None
-    group: Endpoint | None = None
+    group: TrainerEndpoint | None = None
     counts: SyncCounts = field(default_factory=SyncCounts)
-    losses: Mapping[Loss, int] = field(default_factory=dict)
+    losses: Mapping[LossReason, int] = field(default_factory=dict)
     withdrawn: int | None = None  # the version whose bytes are let go of
     missed: int = -1  # the newest version that reached no explorer
     traffic: Traffic = field(default_factory=Traffic)
@@ -37,7 +37,7 @@ class Changes:
 
 
 @dataclass(frozen=True)
-class Remembered:
+class RestoredState:
     """The start of a new Synchronizer. ``explorers`` get fresh leases."""
 
     floor: int
@@ -45,15 +45,15 @@ class Remembered:
     explorers: Mapping[str, Explorer] = field(default_factory=dict)
     trainer_status: str = RUNNING
     announced: Published | None = None
-    group: Endpoint | None = None
+    group: TrainerEndpoint | None = None
     counts: SyncCounts = field(default_factory=SyncCounts)
-    losses: Mapping[Loss, int] = field(default_factory=dict)
+    losses: Mapping[LossReason, int] = field(default_factory=dict)
     missed: int = -1
     traffic: Traffic = field(default_factory=Traffic)
     aborted: Mapping[int, str] = field(default_factory=dict)
 
 
-class Journal:
+class PartJournal:
     """Parts that a Synchronizer accepted and its follower has not taken over."""
 
     def __init__(self) -> None:
@@ -76,13 +76,13 @@ class Journal:
 
 
 class FailoverState:
-    """A second copy of a Synchronizer's state, fed with its `Changes`."""
+    """A second copy of a Synchronizer's state, fed with its `StateChanges`."""
 
     def __init__(self, floor: int) -> None:
         self._state = WeightsState(floor)
-        self._last: Changes | None = None
+        self._last: StateChanges | None = None
 
-    def apply(self, changes: Changes) -> None:
+    def apply(self, changes: StateChanges) -> None:
         """Take over what is new."""
         for held in changes.parts:
             try:
@@ -95,12 +95,12 @@ class FailoverState:
             self._state.versions.withdraw()
         self._last = changes
 
-    def remembered(self) -> Remembered:
+    def remembered(self) -> RestoredState:
         """The state to rebuild the Synchronizer from."""
         floor, parts = self._state.versions.floor, tuple(self._state.versions.held())
         if self._last is None:
-            return Remembered(floor, parts)
-        return Remembered(
+            return RestoredState(floor, parts)
+        return RestoredState(
             floor=floor,
             parts=parts,
             explorers=self._last.explorers,
@@ -115,7 +115,7 @@ class FailoverState:
         )
 
 
-def rebuild(remembered: Remembered, lease_seconds: float, now: float) -> WeightsState:
+def rebuild(remembered: RestoredState, lease_seconds: float, now: float) -> WeightsState:
     """A state with the same published version, which publishes none older than explorers serve."""
     state = WeightsState(remembered.floor, lease_seconds=lease_seconds, rebuilt=True)
     if remembered.announced is not None:

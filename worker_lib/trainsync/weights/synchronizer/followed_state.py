@@ -9,7 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from trainsync.weights.synchronizer.failover_state import Changes, Journal, Remembered, rebuild
+from trainsync.weights.synchronizer.failover_state import (
+    PartJournal,
+    RestoredState,
+    StateChanges,
+    rebuild,
+)
 from trainsync.weights.synchronizer.state import WeightsState
 from trainsync.weights.versions import HeldPart
 
@@ -74,7 +79,7 @@ class FollowedState:
         floor: int,
         lease_seconds: float,
         kept: bool,
-        remembered: Remembered | None,
+        remembered: RestoredState | None,
     ) -> None:
         self.contact = Contact(namespace, kept, lease_seconds)
         self.state = (
@@ -83,7 +88,7 @@ class FollowedState:
             else rebuild(remembered, lease_seconds, time.monotonic())
         )
         self.revision = Revision()
-        self._journal = Journal()
+        self._journal = PartJournal()
         self._watch: asyncio.Task[None] | None = None
 
     async def keep(self, change: str, part: HeldPart | None = None) -> None:
@@ -102,7 +107,7 @@ class FollowedState:
         ):
             logger.warning("%s: no follower has the change in time", change)
 
-    async def follow(self, seen: int, seconds: float) -> Changes | None:
+    async def follow(self, seen: int, seconds: float) -> StateChanges | None:
         """The changes after revision ``seen``, which the follower has; None after ``seconds``."""
         self._journal.taken(seen)
         self.watch_leases()
@@ -110,7 +115,7 @@ class FollowedState:
         if not await self.revision.wait_for(lambda: self.revision.number > seen, seconds):
             return None
         state = self.state
-        return Changes(
+        return StateChanges(
             revision=self.revision.number,
             parts=self._journal.parts(),
             explorers=copy.deepcopy(dict(state.explorers)),

@@ -66,7 +66,7 @@ class RemoteSynchronizer:
         timeout: float,
         give_up: Callable[[], bool] | None = None,
     ) -> Any:
-        """See `Connection.call`; while the monitor is away, it is asked again.
+        """See `SynchronizerConnection.call`; while the monitor is away, it is asked again.
 
         Raises:
             FencedError: the attempt is over: end this process.
@@ -106,7 +106,7 @@ class RemoteSynchronizer:
 
 
 class RemoteConnection:
-    """As `Connection`, which has the arguments.
+    """As `SynchronizerConnection`, which has the arguments.
 
     Attributes:
         contact: of the Synchronizer that answered first.
@@ -123,7 +123,7 @@ class RemoteConnection:
         timeout: float,
         give_up: Callable[[], bool] | None = None,
     ) -> Any:
-        """See `Connection.call`. Calls of explorers may always be repeated."""
+        """See `SynchronizerConnection.call`. Calls of explorers may always be repeated."""
         try:
             return self._synchronizer.call(method, *arguments, timeout=timeout, give_up=give_up)
         except WeightsUnavailableError as error:
@@ -133,5 +133,5 @@ class RemoteConnection:
             return None
 
     def lasts(self) -> bool:
-        """See `Connection.lasts`."""
+        """See `SynchronizerConnection.lasts`."""
         return not self._synchronizer.over

@@ -13,10 +13,10 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from trainsync.api.protocol import CallError
 from trainsync.weights import errors
 from trainsync.weights.errors import WeightsError
-from trainsync.weights.synchronizer.counts import Way
+from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync.weights.synchronizer.followed_state import Contact
 from trainsync.weights.synchronizer.roster import Serving
-from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.link import TrainerEndpoint
 from trainsync.weights.versions import Published
 
 _LONGEST_MESSAGE: Final = 4096
@@ -28,9 +28,9 @@ _METHODS: Final[Mapping[str, tuple[tuple[Any, ...], Any]]] = {
     "leave": ((str, str | None), None),
     "wait_new_model_state_dict": ((int, float, str | None, str), int | None),
     "get_model_state_dict": ((), Published),
-    "acknowledge": ((str, str, int, str, Mapping[Way, int] | None), None),
+    "acknowledge": ((str, str, int, str, Mapping[TransferKind, int] | None), None),
     "refuse": ((str, str, int, str, bool), None),
-    "get_weight_sync_group": ((), Endpoint | None),
+    "get_weight_sync_group": ((), TrainerEndpoint | None),
 }
 _ARGUMENTS: Final = {
     method: [TypeAdapter(kind) for kind in kinds] for method, (kinds, _) in _METHODS.items()

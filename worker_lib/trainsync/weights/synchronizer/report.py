@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from trainsync.api.protocol import ExplorerReport, WeightsReport
 from trainsync.weights.errors import WeightsUnavailableError
-from trainsync.weights.synchronizer.counts import Way
-from trainsync.weights.synchronizer.roster import LOST, Loss
+from trainsync.weights.synchronizer.counts import TransferKind
+from trainsync.weights.synchronizer.roster import LOST, LossReason
 from trainsync.weights.synchronizer.state import WeightsState
 from trainsync.weights.versions import CHECKPOINT, NCCL
 
@@ -63,8 +63,8 @@ def weights_report(state: WeightsState) -> WeightsReport:
         last_duration_seconds=state.clock.counts.last_duration,
         last_bytes=_bytes(state),
         syncs=state.clock.counts.syncs,
-        losses={loss.value: state.roster.losses[loss] for loss in Loss},
-        taken={way.value: state.traffic.taken.get(way, 0) for way in Way},
+        losses={loss.value: state.roster.losses[loss] for loss in LossReason},
+        taken={way.value: state.traffic.taken.get(way, 0) for way in TransferKind},
         resends=state.traffic.resends,
         explorers=[
             ExplorerReport(

@@ -16,7 +16,7 @@ from trainsync.weights.errors import (
     InconsistentUploadError,
     UnknownExplorerError,
 )
-from trainsync.weights.synchronizer.counts import Way
+from trainsync.weights.synchronizer.counts import TransferKind
 
 RUNNING = "running"  # serves weights, trains
 REQUIRE_SYNC = "require_sync"  # waits for weights that it does not have
@@ -29,7 +29,7 @@ _MAX_LOST = 64
 _MAX_CAUSES = 5  # in one sentence
 
 
-class Loss(StrEnum):
+class LossReason(StrEnum):
     """Why an explorer missed a version; losses are counted by it."""
 
     SILENT = "silent"
@@ -49,7 +49,7 @@ class Serving:
 
     version: int
     digest: str
-    taken: Mapping[Way, int] = field(default_factory=dict, compare=False)
+    taken: Mapping[TransferKind, int] = field(default_factory=dict, compare=False)
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Roster:
 
     lease_seconds: float
     explorers: dict[str, Explorer] = field(default_factory=dict)
-    losses: Counter[Loss] = field(default_factory=Counter)
+    losses: Counter[LossReason] = field(default_factory=Counter)
     links: int = 0  # connections to the trainer so far
 
     def register(self, name: str, session: str, now: float) -> Explorer:
@@ -196,7 +196,7 @@ class Roster:
         if known is not None and session in (None, known.session):
             del self.explorers[name]
 
-    def give_up(self, name: str, cause: str, loss: Loss) -> None:
+    def give_up(self, name: str, cause: str, loss: LossReason) -> None:
         """Wait for this explorer no longer. Raises `UnknownExplorerError`."""
         explorer = self.get(name)
         if explorer.status != LOST:
@@ -212,7 +212,7 @@ class Roster:
         late = [n for n, e in self.explorers.items() if e.status != LOST and e.expires <= now]
         for name in late:
             silent = now - self.explorers[name].expires + self.lease_seconds
-            self.give_up(name, f"it was silent for {silent:.1f} s", Loss.SILENT)
+            self.give_up(name, f"it was silent for {silent:.1f} s", LossReason.SILENT)
         return late
 
     def refuse(self, name: str, version: int, cause: str) -> Explorer:
@@ -221,7 +221,7 @@ class Roster:
         Raises `UnknownExplorerError`.
         """
         explorer = self.get(name)
-        self.losses[Loss.REFUSED] += (explorer.refused, explorer.cause) != (version, cause)
+        self.losses[LossReason.REFUSED] += (explorer.refused, explorer.cause) != (version, cause)
         explorer.refused, explorer.cause = version, cause
         return explorer
 

@@ -15,19 +15,25 @@ from trainsync.weights.errors import (
     StaleVersionError,
     SupersededTrainerError,
 )
-from trainsync.weights.synchronizer.counts import Sent, SyncClock, SyncCounts, Traffic, Way
+from trainsync.weights.synchronizer.counts import (
+    BroadcastTraffic,
+    SyncClock,
+    SyncCounts,
+    Traffic,
+    TransferKind,
+)
 from trainsync.weights.synchronizer.roster import (
     LOST,
     REQUIRE_SYNC,
     RUNNING,
     STOPPED,
     Explorer,
-    Loss,
+    LossReason,
     Roster,
     Serving,
     check_status,
 )
-from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.link import TrainerEndpoint
 from trainsync.weights.versions import NCCL, Announcement, PartMeta, PublishedVersions
 
 LEASE_SECONDS = 30.0
@@ -57,7 +63,7 @@ class WeightsState:
         self.versions = PublishedVersions(floor)
         self.roster = Roster(lease_seconds)
         self.trainer_status = RUNNING
-        self.group: Endpoint | None = None
+        self.group: TrainerEndpoint | None = None
         self.clock = SyncClock()
         self.traffic = Traffic()
         self._rebuilt = rebuilt
@@ -141,7 +147,7 @@ class WeightsState:
         now: float,
         lost: Mapping[str, str],
         refused: Mapping[str, str],
-        sent: Sent | None = None,
+        sent: BroadcastTraffic | None = None,
     ) -> None:
         """A version was broadcast and reached no explorer, so that it is not published.
 
@@ -159,7 +165,7 @@ class WeightsState:
                 known.returning = known.version < self.version  # else it has the newest version
         self._note_duration(now)
 
-    def set_group(self, group: Endpoint) -> None:
+    def set_group(self, group: TrainerEndpoint) -> None:
         """The trainer broadcasts from there. Explorers that were connected must connect anew.
 
         Raises:
@@ -233,7 +239,7 @@ class WeightsState:
         self.roster.restore(explorers, now)
 
     def restore_counts(
-        self, counts: SyncCounts, losses: Mapping[Loss, int], traffic: Traffic, now: float
+        self, counts: SyncCounts, losses: Mapping[LossReason, int], traffic: Traffic, now: float
     ) -> None:
         """Take over the counts of the state before this one. Call it last."""
         behind = self.versions.published is not None and bool(self.roster.behind(self.version))
@@ -269,7 +275,9 @@ class WeightsState:
         self.roster.leave(explorer, session)
         self._note_duration(now)
 
-    def give_up(self, explorer: str, cause: str, now: float, loss: Loss = Loss.QUARANTINED) -> None:
+    def give_up(
+        self, explorer: str, cause: str, now: float, loss: LossReason = LossReason.QUARANTINED
+    ) -> None:
         """Wait for this explorer no longer; it may rejoin. Raises `UnknownExplorerError`."""
         self.roster.give_up(explorer, cause, loss)
         self._note_duration(now)
@@ -322,7 +330,7 @@ class WeightsState:
         version: int,
         digest: str,
         now: float,
-        taken: Mapping[Way, int] | None = None,
+        taken: Mapping[TransferKind, int] | None = None,
     ) -> None:
         """The explorer serves ``version`` from now on.
 
@@ -373,7 +381,7 @@ class WeightsState:
             )
         self.versions.floor = max(self.versions.floor, version - 1)
 
-    def _note_sent(self, sent: Sent | None) -> None:
+    def _note_sent(self, sent: BroadcastTraffic | None) -> None:
         if sent is not None:
             self.traffic = self.traffic.with_sent(sent)
 
@@ -381,7 +389,7 @@ class WeightsState:
         # Looked up one by one: of many that are lost, `give_up` forgets the first.
         for name, cause in lost.items():
             if name in self.explorers:
-                self.roster.give_up(name, cause, Loss.TRANSFER)
+                self.roster.give_up(name, cause, LossReason.TRANSFER)
 
     def _note_duration(self, now: float) -> None:
         """End the synchronisation when all that take part serve the published version."""

@@ -9,7 +9,7 @@ import torch
 
 from trainsync.weights.buckets.layout import TensorMeta, differences
 from trainsync.weights.errors import SchemaMismatchError
-from trainsync.weights.synchronizer.counts import Way
+from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync.weights.versions import Published
 
 
@@ -34,7 +34,7 @@ class Weights:
     state_dict: Mapping[str, torch.Tensor]
     bytes: int
     seconds: float
-    taken: Mapping[Way, int] = field(default_factory=dict)
+    taken: Mapping[TransferKind, int] = field(default_factory=dict)
     keepable: bool = False
 
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainsync.checkpoint.save.files import stream
-from trainsync.checkpoint.save.files.stream import DigestingFile, buffered
+from trainsync.checkpoint.save.files.stream import WRITEBACK_BYTES, DigestingFile, buffered
 from trainsync.storage.digest import file_digest
 
 
-def write(path: Path, pieces: list[bytes]) -> DigestingFile:
+def write(path: Path, pieces: list[bytes], every: int = WRITEBACK_BYTES) -> DigestingFile:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
-        file = DigestingFile(fd)
+        file = DigestingFile(fd, every=every)
         with buffered(file) as gathering:
             for piece in pieces:
                 assert gathering.write(piece) == len(piece)
@@ -32,9 +32,9 @@ def test_the_file_is_what_was_written_and_the_digest_is_its(
 ) -> None:
     path = tmp_path_factory.mktemp("stream") / "file"
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"_BLOCK": 7, "_GATHERED": 11, "_WRITEBACK": 20}.items():
+        for name, value in {"_BLOCK": 7, "_GATHERED": 11}.items():
             patch.setattr(stream, name, value)
-        file = write(path, pieces)
+        file = write(path, pieces, every=20)
     assert path.read_bytes() == b"".join(pieces)
     assert file.size == path.stat().st_size
     assert file.digest() == file_digest(path)
@@ -70,9 +70,8 @@ def test_a_disk_that_fails_behind_is_an_error_at_once(
         return -1
 
     monkeypatch.setattr(stream, "_sync_file_range", fail)
-    monkeypatch.setattr(stream, "_WRITEBACK", 1)
     with pytest.raises(OSError, match=os.strerror(code)):
-        write(tmp_path / "file", [bytes(100_000)])
+        write(tmp_path / "file", [bytes(100_000)], every=1)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.ESPIPE])
@@ -84,15 +83,13 @@ def test_a_file_system_without_the_call_is_written_all_the_same(
         return -1
 
     monkeypatch.setattr(stream, "_sync_file_range", fail)
-    monkeypatch.setattr(stream, "_WRITEBACK", 1)
-    write(tmp_path / "file", [bytes(100_000)])
+    write(tmp_path / "file", [bytes(100_000)], every=1)
     assert (tmp_path / "file").stat().st_size == 100_000
 
 
 def test_a_file_that_is_forgotten_as_it_is_written_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "_WRITEBACK", 20_000)
     asked: list[tuple[int, int]] = []
     forget = os.posix_fadvise
 
@@ -104,7 +101,7 @@ def test_a_file_that_is_forgotten_as_it_is_written_is_the_same(
     monkeypatch.setattr(os, "posix_fadvise", advise)
     data = os.urandom(200_000)
     fd = os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT)
-    writeback = stream.Writeback(fd, forget=True)
+    writeback = stream.Writeback(fd, forget=True, every=20_000)
     for start in range(0, len(data), 7_000):
         writeback.written(start + os.write(fd, data[start : start + 7_000]))
     os.close(fd)

@@ -20,7 +20,7 @@ from trainsync.checkpoint.errors import (
 )
 from trainsync.checkpoint.save.staging import overlap, staging
 from trainsync.checkpoint.save.staging.copy import copy_all
-from trainsync.checkpoint.save.staging.overlap import Guards, Owned
+from trainsync.checkpoint.save.staging.overlap import Guards, OptimizerMemory
 from trainsync.checkpoint.save.staging.staging import begin
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.storage.layout import RunDirectory
@@ -191,7 +191,7 @@ def test_only_memory_that_lies_wholly_in_the_optimizers_is_held_back() -> None:
     optimizer = torch.optim.SGD([parameter], lr=torch.tensor(0.1), momentum=0.9)
     parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    owned = Owned([optimizer])
+    owned = OptimizerMemory([optimizer])
     assert parameter.detach() in owned
     assert parameter.detach()[:3] in owned  # a part of it that begins with it
     assert parameter.detach().t() in owned
@@ -203,7 +203,7 @@ def test_only_memory_that_lies_wholly_in_the_optimizers_is_held_back() -> None:
     with torch.inference_mode():
         assert torch.zeros(1) not in owned
     gaps = torch.optim.SGD([torch.nn.Parameter(torch.zeros(10, 10)[:, :5])])
-    assert gaps.param_groups[0]["params"][0].detach() not in Owned([gaps])
+    assert gaps.param_groups[0]["params"][0].detach() not in OptimizerMemory([gaps])
 
 
 def test_a_learning_rate_that_a_scheduler_changes_at_once_does_not_show(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from trainsync.checkpoint.errors import UnsupportedStateError
-from trainsync.checkpoint.save.staging.staging import Buffer, Staged, begin
+from trainsync.checkpoint.save.staging.staging import Buffer, StagedState, begin
 
 from tests.unit.checkpoint.states import content, leaves, scribble, states
 
@@ -17,7 +17,7 @@ def heap(size: int, pinned: bool) -> torch.Tensor:
     return torch.full((size + 128,), 0xA5, dtype=torch.uint8)
 
 
-def stage(state: Any, buffer: Buffer) -> Staged:
+def stage(state: Any, buffer: Buffer) -> StagedState:
     return begin(state, buffer, lambda _: False).result()
 
 

@@ -7,7 +7,7 @@ import pytest
 from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.commit.observer import Observer
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.layout import RunDirectory
 
 from tests.unit.monitor.commit.core.cores import Disk, Start
@@ -25,7 +25,7 @@ def start(tmp_path: Path, clock: Clock) -> Iterator[Start]:
 
     def make(
         *,
-        claim: Owner | None = FIRST,
+        claim: SaveOwner | None = FIRST,
         authority: Authority | None = None,
         observer: Observer | None = None,
         **settings: object,

@@ -8,7 +8,7 @@ import pytest
 from trainsync.api.protocol import FailureReport, ParticipantRef, SaveKind, SaveState
 from trainsync.api.status import ConditionStatus, ConditionType
 from trainsync.monitor.commit.core import MonitorCore
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage import atomic
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import pointers
@@ -19,7 +19,7 @@ Start = Callable[..., MonitorCore]
 
 
 def commit(
-    core: MonitorCore, root: Path, step: int, owner: Owner = FIRST, kind: SaveKind = CHECKPOINT
+    core: MonitorCore, root: Path, step: int, owner: SaveOwner = FIRST, kind: SaveKind = CHECKPOINT
 ) -> None:
     core.saves.register(owner, request(step, kind))
     write_all(root, owner, step, kind)

@@ -6,7 +6,7 @@ import pytest
 from trainsync.api.protocol import FailureReport, ParticipantRef
 from trainsync.monitor import errors
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
-from trainsync.monitor.server.events import EventQueue, Reason
+from trainsync.monitor.server.events import EventQueue, EventReason
 from trainsync.storage.layout import RunDirectory
 
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, SECOND, Clock, request, write_all
@@ -31,7 +31,7 @@ class Told:
         self.core = MonitorCore(self.run, CoreSettings(), clock=self.clock, observer=self.events)
         return self.core
 
-    def said(self) -> list[tuple[Reason, str]]:
+    def said(self) -> list[tuple[EventReason, str]]:
         return [(event.reason, event.message) for event in iter(self.events.take, None)]
 
 
@@ -49,7 +49,9 @@ def test_commits_are_not_told_and_an_abort_is_with_its_cause(told: Told) -> None
     )
     told.core.tick()
     told.start().tick()
-    assert told.said() == [(Reason.CHECKPOINT_ABORTED, "checkpoint 30 of attempt 0: model.1: boom")]
+    assert told.said() == [
+        (EventReason.CHECKPOINT_ABORTED, "checkpoint 30 of attempt 0: model.1: boom")
+    ]
 
 
 def test_a_resume_from_an_older_one_is_told_with_what_is_wrong_with_the_newest(
@@ -60,10 +62,10 @@ def test_a_resume_from_an_older_one_is_told_with_what_is_wrong_with_the_newest(
     for _ in range(2):
         assert told.core.resume(SECOND) is not None
     (damaged, why), resumed = told.said()
-    assert damaged is Reason.CHECKPOINT_DAMAGED
+    assert damaged is EventReason.CHECKPOINT_DAMAGED
     assert FILE in why
     assert "checkpoint 20 is damaged" in why
-    assert resumed == (Reason.RESUMED, "attempt 1 resumes from checkpoint 10")
+    assert resumed == (EventReason.RESUMED, "attempt 1 resumes from checkpoint 10")
 
 
 def test_a_resume_without_a_valid_checkpoint_is_told_once(told: Told) -> None:
@@ -74,6 +76,6 @@ def test_a_resume_without_a_valid_checkpoint_is_told_once(told: Told) -> None:
         with pytest.raises(errors.NoValidCheckpointError):
             told.core.resume(SECOND)
     [(reason, message)] = told.said()
-    assert reason is Reason.RESUME_FAILED
+    assert reason is EventReason.RESUME_FAILED
     assert message.startswith("attempt 1 cannot resume: ")
     assert "no valid manifest is left" in message

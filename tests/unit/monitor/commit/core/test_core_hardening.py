@@ -7,7 +7,7 @@ from trainsync import failpoints
 from trainsync.api.protocol import ReceiptHint, SaveState
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.commit.observer import NullObserver
-from trainsync.monitor.ledger.saves import AbortReason, Cause, SaveKey
+from trainsync.monitor.ledger.saves import AbortCause, AbortReason, SaveKey
 from trainsync.storage import atomic
 from trainsync.storage.errors import StorageError
 from trainsync.storage.layout import RunDirectory
@@ -41,7 +41,7 @@ class Ledgered(NullObserver):
     def written(self, receipt: Receipt) -> None:
         self.receipts.append(receipt)
 
-    def aborted(self, key: SaveKey, cause: Cause) -> None:
+    def aborted(self, key: SaveKey, cause: AbortCause) -> None:
         self.aborts.append(cause.reason)
 
 

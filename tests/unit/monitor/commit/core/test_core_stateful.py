@@ -20,7 +20,7 @@ from trainsync.monitor import errors
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.errors import StepGoneError
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import DEFAULT_TTL_SECONDS, ReaderLease
@@ -50,7 +50,7 @@ MEMORY = Path("/dev/shm")
 EXAMPLES = int(os.environ.get("TRAINSYNC_STATEFUL_EXAMPLES", "25"))
 
 OPEN = (SaveState.UNKNOWN, SaveState.REGISTERED)
-Key = tuple[Owner, SaveKind, int]
+Key = tuple[SaveOwner, SaveKind, int]
 
 
 def on_disk(root: Path) -> dict[Path, tuple[int, int]]:
@@ -64,16 +64,16 @@ class Monitored(RuleBasedStateMachine):
         self.root = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
         self.run = RunDirectory(self.root)
         self.clock = Clock()
-        self.owners: list[Owner] = []
+        self.owners: list[SaveOwner] = []
         self.good: dict[Key, set[int]] = {}
         self.spoiled: set[Key] = set()
         self.altered: set[Key] = set()
         self.registered: set[Key] = set()
         self.ended: dict[Key, SaveState] = {}
-        self.manifests: dict[tuple[SaveKind, int], Owner] = {}
+        self.manifests: dict[tuple[SaveKind, int], SaveOwner] = {}
         self.newest: dict[SaveKind, int] = {}
         self.pointed: dict[SaveKind, int] = {}
-        self.may_commit: set[Owner] = set()
+        self.may_commit: set[SaveOwner] = set()
         self.leases: dict[ReaderLease, float] = {}  # when its holder was heard of last
         self.resumed: tuple[int, int] | None = None  # attempt and step
         self.seconds = 0.0
@@ -107,7 +107,7 @@ class Monitored(RuleBasedStateMachine):
         return self.fleet.core
 
     @property
-    def owner(self) -> Owner:
+    def owner(self) -> SaveOwner:
         return self.owners[-1]
 
     # What happens.
@@ -118,7 +118,7 @@ class Monitored(RuleBasedStateMachine):
 
     @rule()
     def claim(self) -> None:
-        owner = Owner(len(self.owners), f"incarnation{len(self.owners)}")
+        owner = SaveOwner(len(self.owners), f"incarnation{len(self.owners)}")
         if len(self.owners) < 4 and self.call(lambda: self.core.claim(owner, "main", None)):
             self.may_commit.add(owner)  # beside the one before, whose complete saves come first
             self.owners.append(owner)
@@ -127,7 +127,7 @@ class Monitored(RuleBasedStateMachine):
     def second_claim(self) -> None:
         def ask() -> None:
             with pytest.raises(errors.ClaimRefusedError):
-                self.core.claim(Owner(self.owner.attempt, "zzzzzzzz"), "main", None)
+                self.core.claim(SaveOwner(self.owner.attempt, "zzzzzzzz"), "main", None)
 
         if self.call(self.core.tick):
             self.call(ask)
@@ -294,7 +294,7 @@ class Monitored(RuleBasedStateMachine):
             return
         old, before = monitor.core, on_disk(self.root)
         who = ParticipantRef(component="model", rank=0)
-        newer = Owner(len(self.owners), "zzzzzzzz")
+        newer = SaveOwner(len(self.owners), "zzzzzzzz")
         calls = (
             lambda: old.saves.register(self.owner, request(step, kind, RANKS)),
             lambda: old.saves.receipt_hint(
@@ -372,11 +372,11 @@ class Monitored(RuleBasedStateMachine):
 
     @invariant()
     def manifests_are_whole_and_of_one_save(self) -> None:
-        found: dict[tuple[SaveKind, int], Owner] = {}
+        found: dict[tuple[SaveKind, int], SaveOwner] = {}
         for kind in SaveKind:
             for step in manifest.committed_steps(self.run, kind):
                 committed = manifest.read_manifest(self.run, kind, step).manifest
-                owner = Owner(committed.attempt, committed.incarnation)
+                owner = SaveOwner(committed.attempt, committed.incarnation)
                 manifest.check_manifest(self.run, committed, with_digest=True)
                 assert len(committed.participants) == RANKS
                 for rank in range(RANKS):
@@ -456,7 +456,7 @@ class Monitored(RuleBasedStateMachine):
             if self.seconds - heard < DEFAULT_TTL_SECONDS
         }
 
-    def rank(self, owner: Owner) -> DiskMonitorClient:
+    def rank(self, owner: SaveOwner) -> DiskMonitorClient:
         return DiskMonitorClient(self.root, attempt=owner.attempt, incarnation=owner.incarnation)
 
     def states(self) -> dict[Key, SaveState]:
@@ -479,7 +479,7 @@ class Monitored(RuleBasedStateMachine):
             if directory(self.root, owner, step, kind).registration.exists()
         }
 
-    def pick(self, back: int) -> Owner:
+    def pick(self, back: int) -> SaveOwner:
         return self.owners[max(len(self.owners) - 1 - back, 0)]
 
 

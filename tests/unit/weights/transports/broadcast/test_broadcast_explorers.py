@@ -8,7 +8,7 @@ import pytest
 from trainsync import failpoints
 from trainsync.weights.transports.broadcast import receiver as following
 from trainsync.weights.transports.broadcast.broadcaster import WeightBroadcaster
-from trainsync.weights.transports.broadcast.link import Endpoint
+from trainsync.weights.transports.broadcast.link import TrainerEndpoint
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.transports.chain import receiving as receiver_module
 
@@ -82,10 +82,10 @@ def test_an_explorer_leaves_a_trainer_that_lives_when_another_has_taken_over(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "_LOOK_SECONDS", 0.02)
-    found: list[Endpoint | None] = [pair.trainer.endpoint]
+    found: list[TrainerEndpoint | None] = [pair.trainer.endpoint]
     asked = threading.Semaphore(0)
 
-    def find() -> Endpoint | None:
+    def find() -> TrainerEndpoint | None:
         asked.release()
         if not found:
             raise ValueError("nobody knows")

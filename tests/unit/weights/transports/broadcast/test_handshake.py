@@ -13,10 +13,10 @@ from trainsync.weights.transports.broadcast.link import (
     MAX_FRAME_BYTES,
     MAX_UNPROVEN_BYTES,
     Challenge,
-    Endpoint,
     Frame,
     Link,
     NotProvenError,
+    TrainerEndpoint,
     connect,
     introduce,
     new_token,
@@ -143,11 +143,11 @@ def members() -> Iterator[Members]:
     members.close()
 
 
-def wrong(endpoint: Endpoint) -> Endpoint:
-    return Endpoint(endpoint.host, endpoint.port, endpoint.attempt, "wrong")
+def wrong(endpoint: TrainerEndpoint) -> TrainerEndpoint:
+    return TrainerEndpoint(endpoint.host, endpoint.port, endpoint.attempt, "wrong")
 
 
-def greet(endpoint: Endpoint, hello: Frame) -> Frame:
+def greet(endpoint: TrainerEndpoint, hello: Frame) -> Frame:
     link = connect(endpoint, 5.0, 5.0)
     try:
         return introduce(link, endpoint.token, hello, 5.0)
@@ -233,4 +233,4 @@ def test_a_peer_that_authenticates_during_close_is_not_accepted(members: Members
 
 
 def test_the_secret_is_not_shown() -> None:
-    assert "hush" not in repr(Endpoint("host", 1, 0, "hush"))
+    assert "hush" not in repr(TrainerEndpoint("host", 1, 0, "hush"))

@@ -9,9 +9,9 @@ import pytest
 from trainsync.weights.errors import MemberLostError
 from trainsync.weights.transports.broadcast.link import (
     MAX_FRAME_BYTES,
-    Endpoint,
     Frame,
     Link,
+    TrainerEndpoint,
     connect,
 )
 
@@ -163,4 +163,4 @@ def test_a_missing_peer_is_an_error_with_the_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(MemberLostError, match=f"attempt 3 cannot be reached at 127.0.0.1:{port}"):
-        connect(Endpoint("127.0.0.1", port, 3), 1.0, SILENCE)
+        connect(TrainerEndpoint("127.0.0.1", port, 3), 1.0, SILENCE)

@@ -98,7 +98,7 @@ def test_an_explorer_hears_at_once_what_differs_from_what_it_expects(
     for name in ("wait_new_model_state_dict", "register_explorer", "leave", "get_contact"):
         setattr(synchronizer, name, SimpleNamespace(remote=lambda *_, **__: None))
 
-    class Quiet(connection.Connection):
+    class Quiet(connection.SynchronizerConnection):
         def __init__(self, *_: Any) -> None:
             self._handle = synchronizer
             self.contact = SimpleNamespace(lease_seconds=30.0, kept=False)  # type: ignore[assignment]
@@ -110,7 +110,7 @@ def test_an_explorer_hears_at_once_what_differs_from_what_it_expects(
                 return super().call(method, *arguments, **options)
             return None
 
-    monkeypatch.setattr(connection, "Connection", Quiet)
+    monkeypatch.setattr(connection, "SynchronizerConnection", Quiet)
     trainer = Trainer(delta=False)
     source = joined(stack, trainer, Model(tied=False, wide=4))
     client = ExplorerClient(None, "e", 20.0, source)

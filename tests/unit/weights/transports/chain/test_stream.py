@@ -15,7 +15,7 @@ from trainsync.weights.buckets.served import StagingSet, allocate
 from trainsync.weights.buckets.tensor_stream import NamedTensors, SchemaChangedError, schema_of
 from trainsync.weights.errors import GroupFailedError
 from trainsync.weights.transports.chain.receiving import receive_stream
-from trainsync.weights.transports.chain.sending import Place, StreamSender
+from trainsync.weights.transports.chain.sending import StreamMemory, StreamSender
 
 from tests.unit.weights.transports.chain.chains import SECONDS, beside, chain
 
@@ -68,7 +68,9 @@ def test_everybody_has_the_senders_bytes_and_digest(sizes: list[int], laid: bool
     def receive(number: int) -> str:
         return receive_stream(others[number], staged[number], BUCKET, far())
 
-    place = Place(torch.zeros(schema.total, dtype=torch.uint8), lambda _: None) if laid else None
+    place = (
+        StreamMemory(torch.zeros(schema.total, dtype=torch.uint8), lambda _: None) if laid else None
+    )
     with failpoints.enabled(failpoints.RECEIVE, phases.append):
         coming = [beside(lambda number=number: receive(number)) for number in range(len(others))]
         digest = StreamSender(BUCKET).send(root, schema, iter(tensors), far(), place)
@@ -148,7 +150,7 @@ def test_a_deadline_that_has_passed_ends_a_version_that_nobody_gets_over_the_wir
             yield name, tensor
 
     laid: list[int] = []
-    place = Place(torch.zeros(schema.total, dtype=torch.uint8), laid.append)
+    place = StreamMemory(torch.zeros(schema.total, dtype=torch.uint8), laid.append)
     with pytest.raises(GroupFailedError, match="deadline has passed"):
         StreamSender(BUCKET).send(None, schema, slow(), deadline, place)
     assert read == ["a", "b"], "other ranks gather along"

@@ -2,7 +2,7 @@
 
 import pytest
 from trainsync.weights.buckets.layout import TensorMeta
-from trainsync.weights.buckets.schema import Piece, Schema
+from trainsync.weights.buckets.schema import Schema, SchemaEntry
 from trainsync.weights.errors import SchemaMismatchError
 from trainsync.weights.transports.object_store.fetcher import MemorySource, _far
 from trainsync.weights.transports.object_store.packing import digest_of_part
@@ -11,7 +11,7 @@ from trainsync.weights.versions import MEMORY, PartMeta, Published, VersionMeta,
 
 def published(name: str) -> Published:
     """A version of one float32 tensor of two elements, without its bytes."""
-    schema = Schema((Piece(name, "float32", 4, (2,), (0,), (2,), 0, 0),)).encode()
+    schema = Schema((SchemaEntry(name, "float32", 4, (2,), (0,), (2,), 0, 0),)).encode()
     digests = ("digest",)
     one = PartMeta(0, 1, 8, digest_of_part(digests), schema, digests)
     meta = VersionMeta(1, version_digest(1, (one,)), (one,), MEMORY, 8)

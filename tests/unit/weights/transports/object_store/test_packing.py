@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from trainsync.weights.buckets.schema import Piece, Schema
+from trainsync.weights.buckets.schema import Schema, SchemaEntry
 from trainsync.weights.errors import (
     InconsistentUploadError,
     UnsupportedWeightsError,
@@ -128,7 +128,7 @@ def test_a_tensor_in_several_pieces_is_put_together_in_memory_of_its_own() -> No
     halves = [torch.arange(6.0).view(3, 2), torch.arange(6.0, 10.0).view(2, 2)]
     parts = []
     for rank, half in enumerate(halves):
-        piece = Piece("w", "float32", 4, (5, 2), (3 * rank, 0), tuple(half.shape), 0, 0)
+        piece = SchemaEntry("w", "float32", 4, (5, 2), (3 * rank, 0), tuple(half.shape), 0, 0)
         parts.append((Schema((piece,)), {0: [half.reshape(-1).view(torch.uint8).numpy()]}))
     full = Assembled(parts, ["w"])
     full["w"].fill_(7)
@@ -143,7 +143,7 @@ def test_a_tensor_for_which_there_is_no_memory_is_named_and_can_be_had_later(
 
     halves = [np.full(16, rank, np.uint8) for rank in range(2)]
     parts = [
-        (Schema((Piece("w", "uint8", 1, (32,), (16 * rank,), (16,), 0, 0),)), {0: [half]})
+        (Schema((SchemaEntry("w", "uint8", 1, (32,), (16 * rank,), (16,), 0, 0),)), {0: [half]})
         for rank, half in enumerate(halves)
     ]
     full = Assembled(parts, ["w"])
@@ -197,6 +197,6 @@ def test_an_array_of_another_size_is_refused() -> None:
 
 @pytest.mark.parametrize("dtype", ["no_such", "nn", "float64"])
 def test_a_dtype_that_is_none_is_refused(dtype: str) -> None:
-    schema = Schema((Piece("w", dtype, 4, (1,), (0,), (1,), 0, 0),))
+    schema = Schema((SchemaEntry("w", dtype, 4, (1,), (0,), (1,), 0, 0),))
     with pytest.raises(InconsistentUploadError, match="unknown dtype"):
         Assembled([(schema, {0: [np.zeros(4, np.uint8)]})], ["w"])

@@ -40,11 +40,12 @@ class FakeStore:
         return object()
 
 
-def uploader(monkeypatch: pytest.MonkeyPatch, attempt: Callable[[int], None]) -> Uploader:
+def uploader(
+    monkeypatch: pytest.MonkeyPatch, attempt: Callable[[int], None], room: float = ROOM_SECONDS
+) -> Uploader:
     """One that puts every tensor into a bucket of its own."""
-    monkeypatch.setattr(upload, "_ROOM_SECONDS", ROOM_SECONDS)
     monkeypatch.setattr(upload, "node_id", lambda: "here")  # there is no Ray
-    one = Uploader(0, 1, bucket_bytes=1)
+    one = Uploader(0, 1, bucket_bytes=1, room=room)
     monkeypatch.setattr(one, "_objects", FakeStore(attempt))
     monkeypatch.setattr(one, "_connected", lambda synchronizer, timeout: FakeConnection())
     return one
@@ -72,9 +73,7 @@ def test_a_later_bucket_of_a_long_upload_is_waited_for_as_long_as_the_first(
 def test_a_store_that_stays_full_is_not_waited_for_any_longer_than_the_call_may_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(upload, "_RETRY_SECONDS", 0.001)
-    one = uploader(monkeypatch, lambda number: full())
-    monkeypatch.setattr(upload, "_ROOM_SECONDS", 60.0)
+    one = uploader(monkeypatch, lambda number: full(), room=60.0)
     started = time.monotonic()
     with pytest.raises(StoreFullError, match="version 1, rank 0"):
         one.upload(STATE, None, 1, timeout=0.05)

@@ -6,7 +6,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from trainsync.checkpoint.errors import StateMismatchError
-from trainsync.checkpoint.load.reshard.read import Key, Reading
+from trainsync.checkpoint.load.reshard.read import ComponentRead, Key
 from trainsync.checkpoint.load.reshard.shard_files import layout_of, local_of
 from trainsync.checkpoint.state_names import bare_names, model_state
 
@@ -20,7 +20,7 @@ class ModelLoad:
         StateMismatchError: names, shapes or dtypes differ, or the model is sharded by FSDP1.
     """
 
-    def __init__(self, reading: Reading, model: torch.nn.Module, rank: int) -> None:
+    def __init__(self, reading: ComponentRead, model: torch.nn.Module, rank: int) -> None:
         self._reading = reading
         self._model = model
         self._live = model_state(model)

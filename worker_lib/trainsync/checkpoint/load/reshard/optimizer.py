@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
 from trainsync.checkpoint.load.reshard.model import held_by, like
-from trainsync.checkpoint.load.reshard.read import Key, Reading
+from trainsync.checkpoint.load.reshard.read import ComponentRead, Key
 from trainsync.checkpoint.load.reshard.shard_files import layout_of, local_of
 from trainsync.checkpoint.state_names import OPTIMIZER_CLASS, bare_names
 
@@ -29,7 +29,7 @@ class OptimizerLoad:
         StateMismatchError: groups, parameters or shapes differ, or it is the state of FSDP1.
     """
 
-    def __init__(self, reading: Reading, optimizer: torch.optim.Optimizer, rank: int) -> None:
+    def __init__(self, reading: ComponentRead, optimizer: torch.optim.Optimizer, rank: int) -> None:
         self._reading = reading
         self._optimizer = optimizer
         self._read: dict[Key, torch.Tensor] = {}
@@ -224,7 +224,7 @@ def match_groups(saved: _Groups, live: _Groups) -> dict[Any, int]:
     return ids
 
 
-def _parts(reading: Reading) -> tuple[Mapping[Any, Mapping[str, Any]], _Groups]:
+def _parts(reading: ComponentRead) -> tuple[Mapping[Any, Mapping[str, Any]], _Groups]:
     state = reading.state
     try:
         states, groups = state["state"], state["param_groups"]

@@ -76,7 +76,7 @@ def local_shape(held: Sequence[Spans]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Piece:
+class BoxCopy:
     """A box of ``rank``'s shard, and the box of equal shape of the wanted shard that it fills."""
 
     rank: int
@@ -85,7 +85,7 @@ class Piece:
 
 
 @lru_cache(maxsize=4096)  # most tensors of a model lie as others do
-def pieces(layout: Layout, home: int, wanted: tuple[Spans, ...]) -> tuple[Piece, ...]:
+def pieces(layout: Layout, home: int, wanted: tuple[Spans, ...]) -> tuple[BoxCopy, ...]:
     """The boxes that fill ``wanted``, each element once.
 
     Args:
@@ -100,13 +100,13 @@ def pieces(layout: Layout, home: int, wanted: tuple[Spans, ...]) -> tuple[Piece,
         range(size) if split is not None else (position,)
         for size, split, position in zip(layout.mesh, layout.splits, near, strict=True)
     ]
-    found: list[Piece] = []
+    found: list[BoxCopy] = []
     for coordinate in product(*choices):
         held = layout.held(coordinate)
         overlaps = [list(_overlaps(has, wants)) for has, wants in zip(held, wanted, strict=True)]
         rank = layout.rank(coordinate)
         found += [
-            Piece(
+            BoxCopy(
                 rank,
                 tuple(slice(source, source + length) for source, _, length in box),
                 tuple(slice(target, target + length) for _, target, length in box),

@@ -11,7 +11,14 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
-from trainsync.checkpoint.load.reshard.plan import Layout, Piece, Spans, local_shape, pieces, plain
+from trainsync.checkpoint.load.reshard.plan import (
+    BoxCopy,
+    Layout,
+    Spans,
+    local_shape,
+    pieces,
+    plain,
+)
 from trainsync.checkpoint.load.reshard.shard_files import (
     Component,
     forget_pages,
@@ -35,10 +42,10 @@ class _Want:
     layout: Layout
     wanted: tuple[Spans, ...]
     dtype: torch.dtype
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BoxCopy, ...]
 
 
-class Reading:
+class ComponentRead:
     """One rank's reads of one component: planned first, then done in one go, file by file.
 
     Attributes:

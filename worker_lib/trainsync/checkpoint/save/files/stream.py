@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _BLOCK = 4 << 20  # small enough to be still in the cache when it is written after being digested
 _GATHERED = 256 << 10  # torch writes many small records between the large ones
-_WRITEBACK = 32 << 20
+WRITEBACK_BYTES = 32 << 20
 
 _UNDER_WAY = 3  # pieces of so many bytes that the disk may be behind before they are forgotten
 
@@ -43,18 +43,20 @@ class Writeback:
         forget: what is on the disk does not stay in the system's memory: for a file larger than
             others would give theirs for. Its pages are used again for what comes next, which costs
             a fraction of pages that were never used (0.2 against 0.8 s a GB and more).
+        every: bytes after which the system is asked again.
     """
 
-    def __init__(self, fd: int, *, forget: bool = False) -> None:
+    def __init__(self, fd: int, *, forget: bool = False, every: int = WRITEBACK_BYTES) -> None:
         self._fd = fd
         self._forget = forget
+        self._every = every
         self._begun = 0  # bytes that the system was asked for
         self._under_way: deque[tuple[int, int]] = deque()  # start and size
 
     def written(self, size: int) -> None:
         """The file's first ``size`` bytes are written. Raises `OSError` when the disk failed."""
         start = self._begun
-        if size - start < _WRITEBACK:
+        if size - start < self._every:
             return
         self._begun = size
         self._ask(start, size - start, _SYNC_FILE_RANGE_WRITE)
@@ -80,14 +82,17 @@ class DigestingFile(io.RawIOBase):
     """Writes to ``fd``; counts and digests what goes through. Nothing is durable before an fsync.
 
     For `buffered`. Closing it leaves ``fd`` open: it only ends that more is taken.
+
+    Args:
+        every: see `Writeback`.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, *, every: int = WRITEBACK_BYTES) -> None:
         self._fd = fd
         self._hasher = digest.new_hasher()
         self.size = 0
         """Bytes written so far."""
-        self._writeback = Writeback(fd)
+        self._writeback = Writeback(fd, every=every)
         self.error: OSError | None = None
         """The error of a write; torch hides it behind an error of its own."""
 

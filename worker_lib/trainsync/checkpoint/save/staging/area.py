@@ -18,7 +18,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import SaveTimeoutError, StepNotIncreasingError
 from trainsync.checkpoint.save.part import Part, SavingOptions
 from trainsync.checkpoint.save.staging.overlap import Guards, PendingCopy
-from trainsync.checkpoint.save.staging.staging import Staged, Staging, begin
+from trainsync.checkpoint.save.staging.staging import StagedState, Staging, begin
 
 _MADV_WIPEONFORK: Final = 18
 """Linux's name for it is not in Python: a forked process finds zeros, without a copied page."""
@@ -40,7 +40,7 @@ class StateCopy:
         self._pending = pending
         self._guards = guards
 
-    def finish(self) -> Staged:
+    def finish(self) -> StagedState:
         """Copy the tensors that were held back, and give the copied state; called once.
 
         Raises:
@@ -62,7 +62,7 @@ class StateCopy:
             self._guards.end(self._pending)
 
 
-class StagingArea:
+class StagingSlots:
     """Slots for the saves that are staged and not yet written, and the copies into them.
 
     One thread opens slots and begins copies; `release` may be called from any thread.

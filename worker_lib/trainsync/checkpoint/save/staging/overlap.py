@@ -13,7 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from trainsync.checkpoint.errors import SaveTimeoutError
-from trainsync.checkpoint.save.staging.staging import Staged, Staging
+from trainsync.checkpoint.save.staging.staging import StagedState, Staging
 
 _Place = tuple[torch.device, int]
 
@@ -30,7 +30,7 @@ class PendingCopy:
         self.held_seconds = 0.0
         """How long a step stood still for it; final when `run` has returned."""
 
-    def run(self, threads: int) -> Staged:
+    def run(self, threads: int) -> StagedState:
         """Copy, let the steps go on, give the copy.
 
         Raises:
@@ -102,9 +102,9 @@ class Guards:
     def __bool__(self) -> bool:
         return len(self._optimizers) > 0
 
-    def owned(self) -> "Owned":
+    def owned(self) -> "OptimizerMemory":
         """The tensors that the optimizers own now."""
-        return Owned(list(self._optimizers))
+        return OptimizerMemory(list(self._optimizers))
 
     def begin(self, staging: Staging) -> PendingCopy:
         """Make steps wait for ``staging`` until it is done."""
@@ -141,7 +141,7 @@ class Guards:
             return list(self._pending)
 
 
-class Owned:
+class OptimizerMemory:
     """Memory that changes only in a step: parameters and their state.
 
     Not what stands in ``param_groups``: schedulers write to it (a learning rate may be a tensor).

@@ -28,7 +28,7 @@ Buffer = Callable[[int, bool], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedState:
     """A copy of a state that owns its bytes until its buffer is reused.
 
     Attributes:
@@ -174,7 +174,7 @@ class Staging:
             self._copy_now(later, threads)
         self._check(later)
 
-    def result(self) -> Staged:
+    def result(self) -> StagedState:
         """Wait for the devices and give the copy; lets go of the caller's tensors.
 
         They may have changed since they were copied, also in shape.
@@ -198,7 +198,7 @@ class Staging:
                 return DTensor(copies[number], tensor._spec, requires_grad=False)
             return copies[number]
 
-        staged = Staged(map_tensors(self._skeleton, copied), self.bytes)
+        staged = StagedState(map_tensors(self._skeleton, copied), self.bytes)
         self._skeleton, self._placed, self._on_device = None, [], []
         return staged
 

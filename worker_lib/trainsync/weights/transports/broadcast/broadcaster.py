@@ -13,16 +13,16 @@ from typing import Final, Self
 from trainsync.weights.buckets.layout import StreamSchema, plan_buckets
 from trainsync.weights.buckets.tensor_stream import Describe, NamedTensors
 from trainsync.weights.errors import StaleVersionError, WeightsUnavailableError
-from trainsync.weights.synchronizer.counts import Way
+from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync.weights.transports.broadcast.deadlines import BroadcastProgress, Deadlines
-from trainsync.weights.transports.broadcast.link import Endpoint, new_token
+from trainsync.weights.transports.broadcast.link import TrainerEndpoint, new_token
 from trainsync.weights.transports.broadcast.members import Members
 from trainsync.weights.transports.broadcast.passes import BroadcastPasses
 from trainsync.weights.transports.broadcast.transport_selector import TransportSelector
 from trainsync.weights.transports.process_group.backend import NCCL
 from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
 
-__all__ = ["DEFAULT_BUCKET_SIZE", "BroadcastReport", "Endpoint", "WeightBroadcaster"]
+__all__ = ["DEFAULT_BUCKET_SIZE", "BroadcastReport", "TrainerEndpoint", "WeightBroadcaster"]
 
 DEFAULT_BUCKET_SIZE: Final = 16 << 20
 """Large enough that waking up for one costs nothing next to it, small enough that the digest finds
@@ -61,18 +61,18 @@ class BroadcastReport:
     delta_off: str = ""
 
     @property
-    def taken(self) -> dict[Way, int]:
+    def taken(self) -> dict[TransferKind, int]:
         """Bytes that the served explorers got, by the way that they went."""
-        taken = dict.fromkeys(Way, 0)
+        taken = dict.fromkeys(TransferKind, 0)
         for name in self.served:
             if name in self.group:
-                taken[Way.PROCESS_GROUP] += self.bytes
+                taken[TransferKind.PROCESS_GROUP] += self.bytes
             elif name in self.delta:
-                taken[Way.DELTA] += self.delta_bytes
+                taken[TransferKind.DELTA] += self.delta_bytes
             elif name in self.same_host:
-                taken[Way.SHARED_MEMORY] += self.bytes
+                taken[TransferKind.SHARED_MEMORY] += self.bytes
             else:
-                taken[Way.WHOLE] += self.bytes
+                taken[TransferKind.WHOLE] += self.bytes
         return taken
 
 
@@ -141,7 +141,7 @@ class WeightBroadcaster:
         self._passes = BroadcastPasses(self._members, self._transports, self._deadlines)
 
     @property
-    def endpoint(self) -> Endpoint:
+    def endpoint(self) -> TrainerEndpoint:
         """Where explorers connect, and the secret by which they are known."""
         return self._members.endpoint
 

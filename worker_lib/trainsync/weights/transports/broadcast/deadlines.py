@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from trainsync.weights.buckets.layout import StreamSchema
 from trainsync.weights.buckets.tensor_stream import Describe, NamedTensors
-from trainsync.weights.delta.base import Held
+from trainsync.weights.delta.base import HeldVersion
 
 _SLOWEST_WIRE: Final = 50e6  # bytes in a second, to each explorer
 _READY_SECONDS: Final = 30.0  # for explorers that have joined to connect
@@ -101,7 +101,7 @@ class BroadcastProgress:
     passes: int = 0
     lossy: int = 0  # passes in which a member was lost: no fault of those that are left
     same_host: set[str] = field(default_factory=set)  # were sent to shared memory
-    held: Held | None = None  # the trainer's copy of the version, with its delta
+    held: HeldVersion | None = None  # the trainer's copy of the version, with its delta
     by_delta: set[str] = field(default_factory=set)  # were sent a delta
     whole: set[str] = field(default_factory=set)  # could not use the delta
     by_group: set[str] = field(default_factory=set)  # were sent the version through a process group

@@ -15,7 +15,7 @@ from trainsync.weights.buckets.layout import (
     plan_buckets,
     under_names,
 )
-from trainsync.weights.buckets.served import Served, StagingSet, WeightSets
+from trainsync.weights.buckets.served import ServedVersion, StagingSet, WeightSets
 from trainsync.weights.delta.codec import Segment, apply
 from trainsync.weights.delta.wire import change
 from trainsync.weights.errors import (
@@ -287,7 +287,7 @@ class FrameHandler:
         failpoint("receive.flipping")
         staged = received.staged
         tensors = self._under_all_names(staged.tensors)
-        served = Served(attempt, version, digest, tensors, keepable=staged.ours)
+        served = ServedVersion(attempt, version, digest, tensors, keepable=staged.ours)
         self._former = self._sets.flip(staged, served)
         self._flipped = received
         self._tell("")

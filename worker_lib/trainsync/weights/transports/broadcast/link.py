@@ -42,7 +42,7 @@ _NONCE_BYTES: Final = 32
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class TrainerEndpoint:
     """The address of a trainer, and the attempt that it belongs to: the fencing number.
 
     ``token`` is the attempt's secret, which both sides must know; it is not shown.
@@ -202,7 +202,7 @@ class Link:
         return frame
 
 
-def connect(endpoint: Endpoint, connect_seconds: float, silence: float) -> Link:
+def connect(endpoint: TrainerEndpoint, connect_seconds: float, silence: float) -> Link:
     """A link to a trainer.
 
     Raises:

@@ -13,10 +13,10 @@ from trainsync.weights.errors import MemberLostError
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.link import (
     Challenge,
-    Endpoint,
     Frame,
     Link,
     NotProvenError,
+    TrainerEndpoint,
 )
 from trainsync.weights.transports.chain.chain import ChainAddress
 
@@ -82,7 +82,7 @@ class Members:
         self._closing = threading.Event()
         self._listener = socket.create_server(("", port), family=_family(host), backlog=512)
         self._listener.settimeout(_ACCEPT_SECONDS)
-        self.endpoint = Endpoint(host, self._listener.getsockname()[1], attempt, token)
+        self.endpoint = TrainerEndpoint(host, self._listener.getsockname()[1], attempt, token)
         self._thread = threading.Thread(target=self._listen, name="trainsync-members", daemon=True)
         self._thread.start()
 

@@ -16,7 +16,7 @@ from typing import ClassVar, Final, Self
 import torch
 
 from trainsync.weights.buckets.layout import TensorMeta
-from trainsync.weights.buckets.served import Served, WeightSets
+from trainsync.weights.buckets.served import ServedVersion, WeightSets
 from trainsync.weights.errors import (
     DigestMismatchError,
     SchemaMismatchError,
@@ -27,7 +27,7 @@ from trainsync.weights.errors import (
 from trainsync.weights.transports.base import Weights, WeightSource
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.frames import FrameHandler, Work
-from trainsync.weights.transports.broadcast.link import Endpoint, Link, connect, introduce
+from trainsync.weights.transports.broadcast.link import Link, TrainerEndpoint, connect, introduce
 from trainsync.weights.transports.chain.receiving import ChainListener, ChainReceiver
 from trainsync.weights.transports.process_group.backend import NCCL
 from trainsync.weights.transports.process_group.receiving import GroupReceiver
@@ -73,7 +73,7 @@ class WeightReceiver(WeightSource):
     def __init__(
         self,
         name: str,
-        find: Callable[[], Endpoint | None],
+        find: Callable[[], TrainerEndpoint | None],
         *,
         expected: Sequence[TensorMeta] | None = None,
         deadlines: Deadlines | None = None,
@@ -94,7 +94,7 @@ class WeightReceiver(WeightSource):
         self._seen_attempt = -1  # of the newest trainer that was followed
         self._started = time.time_ns()  # of two processes under one name the later one counts
         self._link: Link | None = None
-        self._followed: tuple[Link, Endpoint] | None = None
+        self._followed: tuple[Link, TrainerEndpoint] | None = None
         self._trouble = "no trainer was found yet"
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -144,11 +144,13 @@ class WeightReceiver(WeightSource):
         self._tell = tell
         tell()  # a trainer may be followed already
 
-    def reading(self) -> AbstractContextManager[Served | None]:
+    def reading(self) -> AbstractContextManager[ServedVersion | None]:
         """The served version (None before the first), unchanged until the block ends."""
         return self._sets.reading()
 
-    def wait_newer(self, version: int, timeout: float, *, attempt: int | None = None) -> Served:
+    def wait_newer(
+        self, version: int, timeout: float, *, attempt: int | None = None
+    ) -> ServedVersion:
         """Wait until a version newer than ``version`` of ``attempt`` is served.
 
         Args:
@@ -274,7 +276,7 @@ class WeightReceiver(WeightSource):
             self._closing.wait(pause)
             pause = min(2 * pause, _RETRY_SECONDS[1])
 
-    def _follow_one(self, endpoint: Endpoint) -> bool:
+    def _follow_one(self, endpoint: TrainerEndpoint) -> bool:
         """Follow a trainer until its link ends; False if it never accepted this explorer."""
         link = connect(endpoint, self._deadlines.connect, self._deadlines.silence)
         cause, attempt = "", None
@@ -299,7 +301,7 @@ class WeightReceiver(WeightSource):
             self._note(f"the trainer of attempt {endpoint.attempt} is lost: {cause}")
         return attempt is not None
 
-    def _greet(self, link: Link, endpoint: Endpoint, port: int) -> int | None:
+    def _greet(self, link: Link, endpoint: TrainerEndpoint, port: int) -> int | None:
         """Introduce this explorer; the trainer's attempt, None if it is older than the last."""
         served = self._sets.served
         hello = {
@@ -325,7 +327,7 @@ class WeightReceiver(WeightSource):
             link.close("this explorer leaves")
         return attempt
 
-    def _ask(self) -> Endpoint | None:
+    def _ask(self) -> TrainerEndpoint | None:
         with self._finding:
             found = self._find()
             if found is not None:

@@ -24,7 +24,7 @@ from trainsync.weights.transports.chain.chain import Chain, join_next
 
 
 @dataclass(frozen=True)
-class Place:
+class StreamMemory:
     """Memory in which a whole stream is laid, for explorers that read it there.
 
     Attributes:
@@ -63,7 +63,7 @@ class ChainSender:
         progress: BroadcastProgress,
         ready: tuple[Member, ...],
         schema: StreamSchema,
-        place: Place | None = None,
+        place: StreamMemory | None = None,
     ) -> str:
         """One pass over the tensors; returns the digest of their bytes.
 
@@ -152,7 +152,7 @@ class StreamSender:
         schema: StreamSchema,
         tensors: NamedTensors,
         deadline: float,
-        place: Place | None = None,
+        place: StreamMemory | None = None,
     ) -> str:
         """Every bucket, in order, until all members have confirmed; returns the bytes' digest.
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainsync.weights.buckets.schema import Piece, Schema
+from trainsync.weights.buckets.schema import Schema, SchemaEntry
 from trainsync.weights.errors import InconsistentUploadError, WeightsUnavailableError
 from trainsync.weights.transports.object_store.packing import Bytes
 
@@ -35,7 +35,9 @@ class Assembled(Mapping[str, torch.Tensor]):
     """
 
     def __init__(self, parts: Sequence[Part], names: Sequence[str]) -> None:
-        self._pieces: dict[str, list[tuple[Piece, Bytes]]] | None = {name: [] for name in names}
+        self._pieces: dict[str, list[tuple[SchemaEntry, Bytes]]] | None = {
+            name: [] for name in names
+        }
         for schema, buckets in parts:
             for piece in schema.pieces:
                 if piece.name in self._pieces:
@@ -69,7 +71,7 @@ class Assembled(Mapping[str, torch.Tensor]):
         """Let go of all arrays; tensors that are still referred to stay valid."""
         self._pieces = None
 
-    def _held(self) -> dict[str, list[tuple[Piece, Bytes]]]:
+    def _held(self) -> dict[str, list[tuple[SchemaEntry, Bytes]]]:
         if self._pieces is None:
             raise WeightsUnavailableError(
                 "these weights were acknowledged, or newer ones fetched; copy tensors to use later"
@@ -93,7 +95,7 @@ def _view(array: Bytes) -> torch.Tensor:
     return torch.from_numpy(np.asarray(_Writable(array)))
 
 
-def _array(buckets: Mapping[int, Sequence[Bytes]], piece: Piece) -> Bytes:
+def _array(buckets: Mapping[int, Sequence[Bytes]], piece: SchemaEntry) -> Bytes:
     arrays = buckets.get(piece.bucket, ())
     found = arrays[piece.index].nbytes if piece.index < len(arrays) else None
     if found != piece.size:
@@ -105,7 +107,7 @@ def _array(buckets: Mapping[int, Sequence[Bytes]], piece: Piece) -> Bytes:
     return arrays[piece.index]
 
 
-def _dtype(piece: Piece) -> torch.dtype:
+def _dtype(piece: SchemaEntry) -> torch.dtype:
     dtype = getattr(torch, piece.dtype, None)
     if not isinstance(dtype, torch.dtype) or dtype.itemsize != piece.itemsize:
         raise InconsistentUploadError(f"{piece.name}: unknown dtype {piece.dtype!r}")

@@ -13,7 +13,7 @@ Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class _Held:
+class _FetchedBucket:
     schema: bytes
     digest: str
     arrays: list[Bytes]
@@ -28,7 +28,7 @@ class HeldBuckets:
 
     def __init__(self) -> None:
         prepare()
-        self._held: dict[Place, _Held] = {}
+        self._held: dict[Place, _FetchedBucket] = {}
 
     def based(self, part: PartMeta, place: Place) -> bool:
         """Whether there is a delta that starts from the bytes that are here."""
@@ -48,7 +48,7 @@ class HeldBuckets:
         for array, delta in zip(held.arrays, deltas, strict=True):
             if delta.size:
                 apply(delta, array)
-        self._held[place] = _Held(held.schema, part.digests[place[1]], held.arrays)
+        self._held[place] = _FetchedBucket(held.schema, part.digests[place[1]], held.arrays)
 
     def current(self, part: PartMeta, place: Place) -> list[Bytes] | None:
         """The bucket of the new version, whose bytes are checked; None if it is not here.
@@ -72,7 +72,7 @@ class HeldBuckets:
         """A copy of a whole bucket that was checked."""
         self._held.pop(place, None)  # free it first
         copies = [array.copy() for array in arrays]
-        self._held[place] = _Held(part.schema, part.digests[place[1]], copies)
+        self._held[place] = _FetchedBucket(part.schema, part.digests[place[1]], copies)
         return copies
 
     def retain(self, wanted: Container[Place]) -> None:
@@ -84,6 +84,6 @@ class HeldBuckets:
         """Give the memory back."""
         self._held.clear()
 
-    def _of(self, part: PartMeta, place: Place) -> _Held | None:
+    def _of(self, part: PartMeta, place: Place) -> _FetchedBucket | None:
         held = self._held.get(place)
         return held if held is not None and held.schema == part.schema else None

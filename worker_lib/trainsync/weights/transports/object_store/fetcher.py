@@ -16,7 +16,7 @@ from trainsync.weights.errors import (
     InconsistentUploadError,
     WeightsUnavailableError,
 )
-from trainsync.weights.synchronizer.counts import Way
+from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync.weights.synchronizer.ray_errors import one_sentence
 from trainsync.weights.transports.base import Weights, WeightSource, check_fit
 from trainsync.weights.transports.object_store.assemble import Assembled
@@ -97,21 +97,23 @@ class MemorySource(WeightSource):
 
     def _bring(
         self, published: Published, places: list[Place], deadline: float
-    ) -> tuple[_Buckets, Counter[Way]]:
+    ) -> tuple[_Buckets, Counter[TransferKind]]:
         """The buckets, checked, and how many bytes were fetched for them, by way."""
         meta = published.meta
         buckets: _Buckets = {}
-        taken: Counter[Way] = Counter()
+        taken: Counter[TransferKind] = Counter()
         far: set[Place] = set()
         here = node_id()
         if self._held is not None:
             far = _far(meta.parts, places, here)
-            taken[Way.DELTA] = self._change(self._held, published, far, deadline, buckets)
+            taken[TransferKind.DELTA] = self._change(self._held, published, far, deadline, buckets)
         rest = {place: place[1] for place in places if place not in buckets}
         for place, arrays in _get(published, rest, deadline).items():
             part = meta.parts[place[0]]
             _verify(arrays, part, place[1], meta.version)
-            taken[Way.SHARED_MEMORY if part.node == here else Way.WHOLE] += _size(arrays)
+            taken[TransferKind.SHARED_MEMORY if part.node == here else TransferKind.WHOLE] += _size(
+                arrays
+            )
             if self._held is not None and place in far:
                 arrays = self._held.keep(part, place, arrays)
             buckets[place] = arrays

@@ -14,7 +14,7 @@ import xxhash
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from trainsync.weights.buckets.schema import Piece, Schema
+from trainsync.weights.buckets.schema import Schema, SchemaEntry
 from trainsync.weights.buckets.tensor_part import travels_as
 from trainsync.weights.errors import UnsupportedWeightsError
 
@@ -62,7 +62,7 @@ class Packing:
     ) -> None:
         self._narrow = narrow
         self._buckets: list[list[torch.Tensor]] = []
-        pieces: list[Piece] = []
+        pieces: list[SchemaEntry] = []
         places: dict[object, tuple[int, int]] = {}
         filled = 0
         for name, value in state.items():
@@ -82,7 +82,7 @@ class Packing:
                 places[identity] = len(self._buckets) - 1, len(self._buckets[-1]) - 1
             dtype = str(sent).removeprefix("torch.")
             itemsize, shape = sent.itemsize, tuple(local.shape)
-            pieces.append(Piece(name, dtype, itemsize, full, start, shape, *places[identity]))
+            pieces.append(SchemaEntry(name, dtype, itemsize, full, start, shape, *places[identity]))
         self.schema = Schema(tuple(pieces))
 
     def buckets(self) -> Iterator[UploadBucket]:
@@ -120,7 +120,7 @@ class StreamPacking:
         self._rank = rank
         self._loads = [0] * world_size
         self._limit = limit
-        self._pieces: list[Piece] = []
+        self._pieces: list[SchemaEntry] = []
 
     @property
     def schema(self) -> Schema:
@@ -153,7 +153,7 @@ class StreamPacking:
             start = (0,) * dense.dim()
             place = number, len(arrays)
             self._pieces += [
-                Piece(given, dtype, sent.itemsize, shape, start, shape, *place)
+                SchemaEntry(given, dtype, sent.itemsize, shape, start, shape, *place)
                 for given in (name, *self._also.get(name, ()))
             ]
             arrays.append(_bytes_of(dense, self._narrow))

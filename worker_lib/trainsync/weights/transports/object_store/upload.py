@@ -10,7 +10,7 @@ import torch
 
 from trainsync.weights.buckets.tensor_part import check_narrow
 from trainsync.weights.errors import StoreFullError
-from trainsync.weights.synchronizer.connection import Connection
+from trainsync.weights.synchronizer.connection import SynchronizerConnection
 from trainsync.weights.transports.object_store.packing import (
     BUCKET_BYTES,
     Bytes,
@@ -22,9 +22,6 @@ from trainsync.weights.transports.object_store.store import StoreObjects, node_i
 from trainsync.weights.transports.object_store.upload_delta import UploadBase
 from trainsync.weights.versions import PartMeta
 
-# How long Ray is given to delete the version before. It takes milliseconds, unless an explorer that
-# was given up still holds it.
-_ROOM_SECONDS = 2.0
 _RETRY_SECONDS = 0.05
 
 
@@ -51,6 +48,8 @@ class Uploader:
             nodes that have that one. It takes a copy of this rank's share in memory.
         dtype: floating-point tensors that are wider travel as this one, converted a bucket at a
             time. None: every tensor in its own.
+        room: seconds that Ray is given to delete the version before. It takes milliseconds, unless
+            an explorer that was given up still holds it.
 
     Raises:
         ValueError: a rank outside of the world, or a dtype that is not of floating point.
@@ -64,6 +63,7 @@ class Uploader:
         *,
         delta: bool = False,
         dtype: torch.dtype | None = None,
+        room: float = 2.0,
     ) -> None:
         check_narrow(dtype)
         if not 0 <= rank < world_size:
@@ -72,9 +72,10 @@ class Uploader:
         self._world_size = world_size
         self._bucket_bytes = bucket_bytes
         self._dtype = dtype
+        self._room_seconds = room
         self._objects = StoreObjects()
         self._base = UploadBase() if delta else None
-        self._connection: tuple[Any, Connection] | None = None
+        self._connection: tuple[Any, SynchronizerConnection] | None = None
 
     @property
     def delta(self) -> bool:
@@ -139,7 +140,7 @@ class Uploader:
         started = time.monotonic()
         connection = self._connected(synchronizer, timeout)
         if connection.call("make_room", version, timeout=timeout):
-            self._objects.wait_deleted(_ROOM_SECONDS)  # those of the version before
+            self._objects.wait_deleted(self._room_seconds)  # those of the version before
         end = started + timeout
         references, deltas, digests, bases, total = [], [], [], [], 0
         if self._base is not None:
@@ -176,7 +177,7 @@ class Uploader:
 
     def _put(self, arrays: Sequence[Bytes], version: int, deadline: float) -> Any:
         """Tried for a while: Ray says that objects are gone a little before they are."""
-        give_up_at = min(time.monotonic() + _ROOM_SECONDS, deadline)
+        give_up_at = min(time.monotonic() + self._room_seconds, deadline)
         while True:
             try:
                 return self._objects.put(arrays, version)
@@ -189,8 +190,8 @@ class Uploader:
                     ) from error
             time.sleep(_RETRY_SECONDS)
 
-    def _connected(self, synchronizer: Any, timeout: float) -> Connection:
+    def _connected(self, synchronizer: Any, timeout: float) -> SynchronizerConnection:
         """The connection made for this handle, which may know the actor's successor."""
         if self._connection is None or self._connection[0] is not synchronizer:
-            self._connection = (synchronizer, Connection(synchronizer, timeout))
+            self._connection = (synchronizer, SynchronizerConnection(synchronizer, timeout))
         return self._connection[1]

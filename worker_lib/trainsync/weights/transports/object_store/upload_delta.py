@@ -30,7 +30,7 @@ class BucketDelta:
 
 
 @dataclass
-class _Held:
+class _UploadedBucket:
     digest: str
     arrays: tuple[Bytes, ...]
     misses: int = 0  # versions in a row of which too much had changed
@@ -57,7 +57,7 @@ class UploadBase:
         prepare()
         self._schema: Schema | None = None
         self._sizes: dict[tuple[int, int], int] = {}
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _UploadedBucket] = {}
         self._sampled: dict[int, _Sampled] = {}
 
     def expect(self, schema: Schema) -> None:
@@ -77,14 +77,16 @@ class UploadBase:
         held = self._held.pop(number, None)  # it is of no use if this fails
         if held is None:
             if not self._changes_too_much(number, bucket):
-                self._held[number] = _Held(bucket.digest, tuple(a.copy() for a in bucket.arrays))
+                self._held[number] = _UploadedBucket(
+                    bucket.digest, tuple(a.copy() for a in bucket.arrays)
+                )
             return None
         found = self._compare(number, held, bucket)
         if found is not None:
-            self._held[number] = _Held(bucket.digest, held.arrays)
+            self._held[number] = _UploadedBucket(bucket.digest, held.arrays)
             return BucketDelta(held.digest, found)
         if held.misses + 1 < OFF_AFTER:
-            self._held[number] = _Held(bucket.digest, held.arrays, held.misses + 1)
+            self._held[number] = _UploadedBucket(bucket.digest, held.arrays, held.misses + 1)
         else:
             self._sampled[number] = _Sampled(tuple(sample_of(a) for a in bucket.arrays))
         return None
@@ -113,7 +115,9 @@ class UploadBase:
         self._sampled[number] = _Sampled(now)
         return True
 
-    def _compare(self, number: int, held: _Held, bucket: UploadBucket) -> tuple[Bytes, ...] | None:
+    def _compare(
+        self, number: int, held: _UploadedBucket, bucket: UploadBucket
+    ) -> tuple[Bytes, ...] | None:
         """The deltas of all arrays, None when they are not worth it; ``held`` has the bucket's
         bytes then."""
         room = MOST_OF_FULL * bucket.bytes

@@ -66,7 +66,7 @@ class GroupReceiver:
         given_up = _GivenUp(link, called)
         group = self._join(link, listener, frame, given_up, end)
         group.given_up = given_up
-        seen = _Seen(staged)
+        seen = _SetDigest(staged)
         flying: deque[int] = deque()
         for bucket in plan_buckets(staged.schema, int(frame["bucket_size"])):
             if len(flying) == _AHEAD:
@@ -83,7 +83,7 @@ class GroupReceiver:
             self._group.abort()
             self._group = None
 
-    def _finish(self, group: WeightGroup, seen: "_Seen", stop: int, end: float) -> None:
+    def _finish(self, group: WeightGroup, seen: "_SetDigest", stop: int, end: float) -> None:
         group.finish(self._limit(end))
         seen.up_to(stop)
         failpoint("receive.bucket")
@@ -139,7 +139,7 @@ class _GivenUp:
         return ""
 
 
-class _Seen:
+class _SetDigest:
     """Digests the tensors of a set as they become whole, while the next bytes travel."""
 
     def __init__(self, staged: StagingSet) -> None:

@@ -9,7 +9,7 @@ from trainsync.weights.buckets.layout import StreamSchema
 from trainsync.weights.errors import SharedMemoryError
 from trainsync.weights.transports.broadcast.link import Frame
 from trainsync.weights.transports.broadcast.members import Member, Members
-from trainsync.weights.transports.chain.sending import Place
+from trainsync.weights.transports.chain.sending import StreamMemory
 from trainsync.weights.transports.shared_memory.segment import SharedSegment
 from trainsync.weights.transports.shared_memory.segment_store import SegmentStore
 
@@ -45,7 +45,9 @@ class SharedMemorySender:
         """Learn from the answer to ``prepare`` whether the member sees the same memory."""
         member.same_host = self._store is not None and self._store.proves(answer.get("memory"))
 
-    def begin(self, version: int, near: Sequence[Member], schema: StreamSchema) -> "Laying | None":
+    def begin(
+        self, version: int, near: Sequence[Member], schema: StreamSchema
+    ) -> "SharedMemoryPass | None":
         """Begin to lay a version for members that see the same memory.
 
         None where there is no such member, or no room: all of it goes over the chain then.
@@ -56,7 +58,7 @@ class SharedMemorySender:
         frame = {"version": version, "bucket_size": self._bucket_size}
         share = self._store.share(segment)
         self._members.tell(near, {**frame, "kind": "receive", "segment": share})
-        return Laying(self._members, near, version, self._store, segment)
+        return SharedMemoryPass(self._members, near, version, self._store, segment)
 
     def close(self) -> None:
         """Leave nothing in the shared memory but what explorers read."""
@@ -78,7 +80,7 @@ class SharedMemorySender:
         return segment
 
 
-class Laying:
+class SharedMemoryPass:
     """A version that is being laid for the members ``near``."""
 
     def __init__(
@@ -97,9 +99,9 @@ class Laying:
         self._told = 0
 
     @property
-    def place(self) -> Place:
+    def place(self) -> StreamMemory:
         """Where to lay it."""
-        return Place(self._segment.data, self._laid)
+        return StreamMemory(self._segment.data, self._laid)
 
     def finish(self) -> None:
         """All of it is there."""

@@ -19,7 +19,7 @@ from trainsync.weights.errors import (
     WeightsReplacedError,
     WeightsUnavailableError,
 )
-from trainsync.weights.synchronizer.counts import Way
+from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync.weights.transports.base import Weights, WeightSource, check_fit, meta_of
 from trainsync.weights.versions import Published
 
@@ -109,5 +109,5 @@ class VolumeSource(WeightSource):
             dict(tensors),
             size,
             time.monotonic() - started,
-            {Way.VOLUME: size},
+            {TransferKind.VOLUME: size},
         )

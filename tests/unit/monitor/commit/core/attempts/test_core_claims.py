@@ -12,7 +12,7 @@ from trainsync.api.protocol import (
     WeightsReport,
 )
 from trainsync.monitor import errors
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.layout import RunDirectory
 
 from tests.unit.monitor.commit.core.cores import Start, commit
@@ -23,8 +23,8 @@ def test_an_attempt_is_granted_once(start: Start) -> None:
     core = start()
     core.claim(FIRST, "main", 0)
     with pytest.raises(errors.ClaimRefusedError, match="runs once per attempt"):
-        core.claim(Owner(0, "zzzzzzzz"), "main", 0)
-    core.claim(Owner(0, "zzzzzzzz"), "explorers", 0)
+        core.claim(SaveOwner(0, "zzzzzzzz"), "main", 0)
+    core.claim(SaveOwner(0, "zzzzzzzz"), "explorers", 0)
 
 
 def test_an_attempt_newer_than_the_run_is_not_yet_granted(start: Start) -> None:
@@ -55,7 +55,7 @@ def test_every_call_of_an_older_attempt_or_unknown_incarnation_is_fenced(
     core.claim(SECOND, "main", None)
     who = ParticipantRef(component="model", rank=0)
     weights = WeightsReport(trainer_version=1, method="memory")
-    calls: list[Callable[[Owner], object]] = [
+    calls: list[Callable[[SaveOwner], object]] = [
         lambda owner: core.saves.register(owner, request(10)),
         lambda owner: core.saves.receipt_hint(
             owner, ReceiptHint(kind=CHECKPOINT, step=10, participant=who)
@@ -68,7 +68,7 @@ def test_every_call_of_an_older_attempt_or_unknown_incarnation_is_fenced(
         lambda owner: core.report_progress(owner, ProgressReport(step=1)),
         lambda owner: core.report_weights(owner, weights),
     ]
-    for owner in (FIRST, Owner(1, "zzzzzzzz"), Owner(2, "zzzzzzzz")):
+    for owner in (FIRST, SaveOwner(1, "zzzzzzzz"), SaveOwner(2, "zzzzzzzz")):
         for call in calls:
             with pytest.raises(errors.FencedError):
                 call(owner)
@@ -116,7 +116,7 @@ def test_claims_of_a_deleted_run_of_the_same_name_do_not_count(
     core = start(claim=None, run_uid="new")
     with pytest.raises(errors.FencedError):
         core.resume(FIRST)
-    owner = Owner(0, "cccccccc")
+    owner = SaveOwner(0, "cccccccc")
     core.claim(owner, "main", 0)
     assert core.resume(owner) is not None
     core.tick()

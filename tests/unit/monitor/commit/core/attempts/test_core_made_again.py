@@ -10,14 +10,14 @@ from trainsync.cli.checkpoints.prune_plan import choose
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.commit.newest import newer
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.inspect.saves import check_all_sizes
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest
 
 from tests.unit.monitor.saves import CHECKPOINT, STATE_DICT, Clock, request, write_all
 
-OLD, NEW = Owner(2, "oldattempt2"), Owner(0, "newattempt0")
+OLD, NEW = SaveOwner(2, "oldattempt2"), SaveOwner(0, "newattempt0")
 
 
 class MadeAgain:
@@ -40,17 +40,17 @@ class MadeAgain:
         settings = CoreSettings(run_uid=uid, max_to_keep=self.keep)
         return MonitorCore(self.run, settings, clock=self.clock)
 
-    def save(self, owner: Owner, step: int, kind: SaveKind) -> None:
+    def save(self, owner: SaveOwner, step: int, kind: SaveKind) -> None:
         self.clock.go(1)
         self.core.saves.register(owner, request(step, kind))
         write_all(self.root, owner, step, kind)
         self.core.tick()
         assert self.core.saves.save_status(owner, kind, step).state is SaveState.COMMITTED
 
-    def owner_of(self, step: int, kind: SaveKind) -> Owner:
+    def owner_of(self, step: int, kind: SaveKind) -> SaveOwner:
         found = manifest.read_manifest(self.run, kind, step).manifest
         manifest.check_manifest(self.run, found, with_digest=True)
-        return Owner(found.attempt, found.incarnation)
+        return SaveOwner(found.attempt, found.incarnation)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_explorers_hear_of_what_it_resumed_from_and_then_of_its_own(again: MadeA
 
 def test_an_attempt_of_the_old_run_with_its_number_is_not_its_own(tmp_path: Path) -> None:
     again = MadeAgain(tmp_path)
-    second = Owner(2, "newattempt2")
+    second = SaveOwner(2, "newattempt2")
     again.core.claim(second, "main", 2)
     again.core.resume(second)
     assert again.core.newest(second, STATE_DICT) is not None
@@ -109,7 +109,7 @@ class NeverResumes:
             del written["runUid"]
             record.write_text(json.dumps(written))
         self.again.core = self.again.start("uid-two")
-        self.owner = Owner(2, "newattempt2")
+        self.owner = SaveOwner(2, "newattempt2")
         self.again.core.claim(self.owner, "main", 2)
 
 
@@ -137,7 +137,7 @@ def test_what_the_old_run_resumed_from_stays_until_the_new_one_has_a_later_one(
     core = MonitorCore(
         RunDirectory(tmp_path), CoreSettings(run_uid="uid-two", max_to_keep=1), clock=Clock()
     )
-    owner = Owner(1, "newattempt1")
+    owner = SaveOwner(1, "newattempt1")
     core.claim(owner, "main", 1)
     for step, left in ((15, True), (30, False)):
         core.saves.register(owner, request(step))

@@ -10,7 +10,7 @@ from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.commit import committer
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.errors import StorageUnavailableError
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage import atomic, leases
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import reading
@@ -28,7 +28,7 @@ from tests.unit.monitor.saves import (
     write_all,
 )
 
-THIRD = Owner(2, "incarnation2")
+THIRD = SaveOwner(2, "incarnation2")
 
 
 class Resumed:
@@ -55,16 +55,18 @@ class Resumed:
             self.crash_at = None
             raise CrashError
 
-    def save(self, step: int, owner: Owner = SECOND, kind: manifest.SaveKind = STATE_DICT) -> None:
+    def save(
+        self, step: int, owner: SaveOwner = SECOND, kind: manifest.SaveKind = STATE_DICT
+    ) -> None:
         self.core.saves.register(owner, request(step, kind))
         write_all(self.root, owner, step, kind)
         self.core.tick()
 
-    def owner_of(self, step: int, kind: manifest.SaveKind = STATE_DICT) -> Owner:
+    def owner_of(self, step: int, kind: manifest.SaveKind = STATE_DICT) -> SaveOwner:
         """Whose the step is, seen whole."""
         found = manifest.read_manifest(self.run, kind, step).manifest
         manifest.check_manifest(self.run, found, with_digest=True)
-        owner = Owner(found.attempt, found.incarnation)
+        owner = SaveOwner(found.attempt, found.incarnation)
         for rank in range(2):
             file = self.run.step(step) / f"actor/{kind.value}_rank_{rank}.pt"
             assert file.read_bytes() == content(owner, kind, step, rank)
@@ -226,7 +228,7 @@ def test_what_lies_aside_is_not_taken_for_a_step_that_retention_removed(
 ) -> None:
     with reading(resumed.run, STATE_DICT, 6, "explorer"):
         resumed.save(6)
-        resumed.core.claim(Owner(2, "cccccccc2"), "main", None)
+        resumed.core.claim(SaveOwner(2, "cccccccc2"), "main", None)
     retention.remove_step(resumed.run, 6)
     resumed.start().tick()
     assert 6 not in resumed.run.steps()
@@ -313,7 +315,7 @@ def test_what_others_put_into_the_step_stays_there(
 def test_beside_a_checkpoint_the_older_one_stays(tmp_path: Path) -> None:
     # Only an attempt that did not resume comes here.
     resumed = Resumed(tmp_path)
-    third = Owner(2, "cccccccc2")
+    third = SaveOwner(2, "cccccccc2")
     resumed.save(8)
     resumed.save(8, SECOND, CHECKPOINT)
     resumed.core.claim(third, "main", None)

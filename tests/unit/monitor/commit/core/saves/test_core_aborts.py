@@ -51,7 +51,7 @@ def test_a_failure_on_disk_alone_aborts_too(start: Start, tmp_path: Path) -> Non
     core.saves.register(FIRST, request(20))
     receipts.write_failure(
         directory(tmp_path, FIRST, 20),
-        receipts.Failure(
+        receipts.ParticipantFailure(
             kind=CHECKPOINT, step=20, attempt=0, incarnation=FIRST.incarnation,
             component="model", rank=0, error="no space",
         ),

@@ -6,7 +6,7 @@ import pytest
 from trainsync.api.protocol import FailureReport, ParticipantRef, SaveState, SaveStatus
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest, pointers
 
@@ -42,7 +42,7 @@ class Resumed:
         self.core = MonitorCore(self.run, CoreSettings(max_to_keep=1), clock=self.clock)
         return self.core
 
-    def save(self, step: int, owner: Owner = SECOND) -> None:
+    def save(self, step: int, owner: SaveOwner = SECOND) -> None:
         self.core.saves.register(owner, request(step))
         write_all(self.root, owner, step)
         self.core.tick()

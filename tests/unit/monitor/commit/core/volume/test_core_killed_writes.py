@@ -7,7 +7,7 @@ from trainsync.api.protocol import SaveState
 from trainsync.monitor import errors
 from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage import atomic
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import superseding
@@ -69,7 +69,7 @@ def test_every_temporary_of_a_killed_monitor_goes(run: RunDirectory) -> None:
 def test_so_do_those_of_a_run_that_had_the_name_before(run: RunDirectory) -> None:
     left = half_written(run.manifest(CHECKPOINT, 20))
     core = start(run.root, "made-again")
-    core.claim(Owner(0, "newattempt0"), "main", 0)
+    core.claim(SaveOwner(0, "newattempt0"), "main", 0)
     assert not left.exists()
 
 

@@ -8,7 +8,7 @@ from trainsync.api.status import ConditionStatus, ConditionType
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.commit.observer import NullObserver
 from trainsync.monitor.errors import NotReadyError, NoValidCheckpointError
-from trainsync.monitor.ledger.saves import Owner
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import LeaseBook
 
@@ -73,7 +73,7 @@ def test_a_volume_that_has_a_checkpoint_is_resumed_from_whatever_the_status_says
     assert point is not None and point.step == 20
 
 
-def save(core: MonitorCore, root: Path, owner: Owner, *steps: int) -> None:
+def save(core: MonitorCore, root: Path, owner: SaveOwner, *steps: int) -> None:
     for step in steps:
         core.saves.register(owner, request(step))
         write_all(root, owner, step)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from trainsync.dist.errors import PeerError
 
 
-class Word:
+class RankZeroNumber:
     """A number of rank 0 on its way to the other ranks.
 
     Args:
