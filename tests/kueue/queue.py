@@ -103,7 +103,8 @@ def waits(run: harness.Run) -> bool:
 def tells_of_the_risk(run: harness.Run, last: int) -> bool:
     """Whether the status counts what was trained since the commit of step ``last`` as at risk."""
     status = raw(run)["status"]
-    return bool(status["atRisk"]["steps"] == status["progress"]["step"] - last > 0)
+    at_risk = (status.get("atRisk") or {}).get("steps")
+    return bool(at_risk == status["progress"]["step"] - last > 0)
 
 
 def are_held(run: harness.Run) -> bool:

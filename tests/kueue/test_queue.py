@@ -7,6 +7,7 @@ the second test preempts its run.
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from trainsync_operator.reconcile.run import QUEUE_LABEL
@@ -67,7 +68,7 @@ def test_a_run_that_is_preempted_again_and_again_loses_no_step(queued: Platform)
 
         until(trains, f"it trains before preemption {number}")
         # It saves only when it is asked to: what it trained since is what a preemption would cost.
-        until(lambda last=saved: queue.tells_of_the_risk(run, last), "its status says the cost", 30)  # type: ignore[misc]
+        until(partial(queue.tells_of_the_risk, run, saved), "its status says the cost", 30)
         queue.preempt(queued, f"urgent-{number}")
 
         def given_up(number: int = number) -> bool:

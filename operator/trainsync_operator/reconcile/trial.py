@@ -86,13 +86,11 @@ def _as_tried(job: Object, observed: Observed) -> Object:
     That is the present RayCluster, so that webhooks judge a job of the same queue.
     """
     tried = copy.deepcopy(job)
-    meta, cluster = tried["metadata"], objects.labels(job)[names.LABEL_CLUSTER]
+    owners, cluster = tried["metadata"]["ownerReferences"], objects.labels(job)[names.LABEL_CLUSTER]
     present = next((ray for ray in observed.ray_clusters if ray.cluster == cluster), None)
-    meta["ownerReferences"] = [
-        owner
-        if owner["uid"] or present is None
-        else {**owner, "name": present.name, "uid": present.uid}
-        for owner in meta["ownerReferences"]
-        if owner["uid"] or present is not None
-    ]
+    for owner in [owner for owner in owners if not owner["uid"]]:
+        if present is None:
+            owners.remove(owner)
+        else:
+            owner |= {"name": present.name, "uid": present.uid}
     return tried
