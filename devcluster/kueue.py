@@ -24,6 +24,8 @@ NAMESPACE = "kueue-system"
 _DEPLOYMENT = "kueue-controller-manager"
 _UPSTREAM = "us-central1-docker.pkg.dev/k8s-staging-images/kueue/kueue"
 _SECONDS = 180
+# Of a namespace whose jobs are Kueue's, those without a queue too; it manages no others.
+MANAGED_LABEL = "trainsync.dev/managed-by-kueue"
 # Both kinds are Kueue's, as in its default configuration: it must leave the jobs of runs alone.
 _CONFIGURATION = {
     "apiVersion": "config.kueue.x-k8s.io/v1beta2",
@@ -32,6 +34,8 @@ _CONFIGURATION = {
     "metrics": {"bindAddress": ":8443"},
     "webhook": {"port": 9443},
     "leaderElection": {"leaderElect": False},
+    "manageJobsWithoutQueueName": True,
+    "managedJobsNamespaceSelector": {"matchLabels": {MANAGED_LABEL: "true"}},
     "integrations": {"frameworks": ["ray.io/rayjob", "ray.io/raycluster"]},
 }
 # The other webhooks are for nearly all pods and jobs: with Kueue away nothing would start.

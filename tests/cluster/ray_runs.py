@@ -32,19 +32,30 @@ def start(
     name: str,
     entrypoint: str,
     head_params: dict[str, str] | None = None,
+    *,
+    explorers: int = 0,
+    ttl: int = 0,
     **policy: Any,
 ) -> None:
-    """Apply a run with one trainer; ``policy`` is its failurePolicy."""
+    """Apply a run with one trainer; ``policy`` is its failurePolicy.
+
+    Args:
+        ttl: how long its pods stay after its end.
+    """
     run = changed(minimal(name), "spec.clusters.0.entrypoint", entrypoint)
     head = {"template": POD, "rayStartParams": {**LITTLE_MEMORY, **(head_params or {})}}
     run = changed(run, "spec.clusters.0.head", head)
     run = changed(run, "spec.clusters.0.groups.0.template", POD)
     params = {"num-cpus": "1", **LITTLE_MEMORY}
     run = changed(run, "spec.clusters.0.groups.0.rayStartParams", params)
+    if explorers:
+        (trainer,) = run["spec"]["clusters"][0]["groups"]
+        group = {**trainer, "name": "explorer", "role": "Explorer", "replicas": explorers}
+        run = changed(run, "spec.clusters.0.groups.1", group)
     storage = {"volumeClaimTemplate": {"size": "1Mi", "retentionPolicy": "Delete"}}
     run = changed(run, "spec.checkpoint.storage", storage)
     run = changed(run, "spec.failurePolicy", policy)
-    run = changed(run, "spec.ttlSecondsAfterFinished", 0)
+    run = changed(run, "spec.ttlSecondsAfterFinished", ttl)
     done = ns.apply(platform.fit(run))
     assert done.returncode == 0, done.stderr
 

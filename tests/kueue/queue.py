@@ -8,12 +8,16 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from trainsync.api import names
+from trainsync_operator.reconcile.run import PRIORITY_LABEL, QUEUE_LABEL
 
 from demo.platform import REPOSITORY, Platform
+from devcluster.kueue import MANAGED_LABEL
 from tests.e2e import harness
 from tests.e2e.harness import NAMESPACE
 
 QUEUE: Final = "one-run"
+# Kueue gives it to what has none.
+DEFAULT: Final = "default"
 LOW, HIGH = "low", "high"
 # A run of the tests has two pods of 50m.
 _ROOM: Final = "150m"
@@ -25,6 +29,8 @@ def prepare(platform: Platform) -> None:
     """Kueue with the queue; repeatable."""
     command = [sys.executable, "-m", "devcluster", "kueue"]
     subprocess.run(command, cwd=REPOSITORY, timeout=1800, check=True)
+    words = ("label", "--overwrite", "namespace", NAMESPACE, f"{MANAGED_LABEL}=true")
+    platform.kubectl.run(*words)
     room = {"cpu": _ROOM, "memory": "64Gi"}
     resources = [{"name": name, "nominalQuota": quota} for name, quota in room.items()]
     flavor = {"name": QUEUE, "resources": resources}
@@ -63,17 +69,50 @@ def apply(platform: Platform, kind: str, name: str, body: dict[str, Any]) -> Non
             time.sleep(1)
 
 
-def start(platform: Platform, name: str, priority: str, steps: int, **policy: Any) -> harness.Run:
-    """A run of one trainer in the queue, which saves only when it is asked to."""
+def start(
+    platform: Platform, name: str, priority: str | None, steps: int, **policy: Any
+) -> harness.Run:
+    """A run of one trainer, which saves only when it is asked to.
+
+    Args:
+        priority: in the queue; None for a run that names no queue.
+    """
     command = f"python /opt/trainsync-e2e/workload.py --steps {steps} --trainers 1"
     run = harness.training_run(name, command, trainers=1, interval=100_000)
-    run["metadata"]["labels"] = {
-        "kueue.x-k8s.io/queue-name": QUEUE,
-        "kueue.x-k8s.io/priority-class": priority,
-    }
+    if priority is not None:
+        run["metadata"]["labels"] = {QUEUE_LABEL: QUEUE, PRIORITY_LABEL: priority}
     run["spec"]["suspendPolicy"] = {"saveDeadlineSeconds": 60, **policy}
     platform.kubectl.apply(harness.workload_map(), platform.fit(run), namespace=NAMESPACE)
     return harness.Run(platform, name)
+
+
+def label(run: harness.Run, text: str) -> None:
+    """Set a label of the run."""
+    run.kubectl.run("-n", NAMESPACE, "label", "--overwrite", names.PLURAL, run.name, text)
+
+
+def waits(run: harness.Run) -> bool:
+    """Whether the run says that it waits for a queue."""
+    status = raw(run).get("status") or {}
+    (ready,) = (c for c in status.get("conditions") or [{}] if c.get("type", "Ready") == "Ready")
+    said = (ready.get("reason"), status.get("problem"))
+    assert said == ("Queued", "Queued"), (said, ready.get("message"))
+    return True
+
+
+def tells_of_the_risk(run: harness.Run, last: int) -> bool:
+    """Whether the status counts what was trained since the commit of step ``last`` as at risk."""
+    status = raw(run)["status"]
+    at_risk = (status.get("atRisk") or {}).get("steps")
+    return bool(at_risk == status["progress"]["step"] - last > 0)
+
+
+def are_held(run: harness.Run) -> bool:
+    """Whether all of the run's Ray pods outlive a preemption."""
+    selector = f"{names.LABEL_RUN}={run.name},{names.LABEL_COMPONENT}=ray"
+    pods = run.kubectl.objects("pods", NAMESPACE, selector)
+    lives = [pod["spec"]["containers"][0].get("lifecycle") or {} for pod in pods]
+    return bool(lives) and all("preStop" in life for life in lives)
 
 
 def workloads(platform: Platform) -> list[dict[str, Any]]:
@@ -104,8 +143,14 @@ def preempt(platform: Platform, name: str) -> None:
 def until(condition: Callable[[], bool], what: str, seconds: float = 300) -> None:
     """Wait for a condition; fail at a timeout."""
     end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"{what}: not within {seconds:g} s"
+    last: object = None
+    while True:
+        try:
+            if condition():
+                return
+        except AssertionError as error:
+            last = error
+        assert time.monotonic() < end, f"{what}: not within {seconds:g} s; last: {last}"
         time.sleep(0.5)
 
 

@@ -7,13 +7,15 @@ the second test preempts its run.
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
+from trainsync_operator.reconcile.run import QUEUE_LABEL
 
 from demo.platform import Platform
 from tests.e2e.harness import NAMESPACE, assert_one_training_at_a_time
 from tests.kueue import queue
-from tests.kueue.queue import HIGH, LOW, until
+from tests.kueue.queue import DEFAULT, HIGH, LOW, QUEUE, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3600)]
 
@@ -65,6 +67,8 @@ def test_a_run_that_is_preempted_again_and_again_loses_no_step(queued: Platform)
             return status.get("phase") == "Running" and step >= wanted
 
         until(trains, f"it trains before preemption {number}")
+        # It saves only when it is asked to: what it trained since is what a preemption would cost.
+        until(partial(queue.tells_of_the_risk, run, saved), "its status says the cost", 30)
         queue.preempt(queued, f"urgent-{number}")
 
         def given_up(number: int = number) -> bool:
@@ -73,6 +77,7 @@ def test_a_run_that_is_preempted_again_and_again_loses_no_step(queued: Platform)
 
         until(given_up, f"preemption {number} is admitted")
         saved = queue.raw(run)["status"]["checkpoint"]["lastCommitted"]["step"]
+        until(lambda: queue.raw(run)["status"]["atRisk"]["steps"] == 0, "nothing is at risk", 30)
         trained = queue.steps_of(run)
         assert trained == list(range(1, saved + 1)), f"preemption {number} lost a step"
         queue_name = f"urgent-{number}"
@@ -80,4 +85,38 @@ def test_a_run_that_is_preempted_again_and_again_loses_no_step(queued: Platform)
         queued.kubectl.run("-n", NAMESPACE, *words)
         print(f"preemption {number}: step {saved}, {time.monotonic() - began:.1f} s", flush=True)
     assert queue.raw(run)["status"]["restarts"] == 0
+    run.delete()
+
+
+def test_a_run_without_a_queue_waits_in_the_default_one_and_trains_when_there_is_room(
+    queued: Platform,
+) -> None:
+    queue.apply(queued, "LocalQueue", DEFAULT, {"spec": {"clusterQueue": QUEUE}})
+    queue.preempt(queued, "ahead")
+    run = queue.start(queued, "unlabelled", None, steps=6)
+    until(lambda: queue.waits(run), "it waits in the default queue", 120)
+    (workload,) = (w for w in queue.workloads(queued) if w["spec"]["queueName"] == DEFAULT)
+    assert queue.conditions(workload).get("Admitted") != "True"
+    queued.kubectl.run("-n", NAMESPACE, "delete", "workloads.kueue.x-k8s.io", "ahead")
+    until(lambda: queue.are_held(run), "its pods come, and are held", 120)
+    run.wait_complete(300)
+    assert queue.steps_of(run) == list(range(1, 7))
+    status = queue.raw(run)["status"]
+    assert (status["attempt"], status["restarts"], status.get("problem")) == (0, 0, None)
+    run.delete()
+    queued.kubectl.run("-n", NAMESPACE, "delete", "localqueues.kueue.x-k8s.io", DEFAULT)
+
+
+def test_a_run_that_kueue_manages_without_a_queue_waits_until_it_names_one(
+    queued: Platform,
+) -> None:
+    run = queue.start(queued, "unqueued", None, steps=6)
+    until(lambda: queue.waits(run), "it waits", 120)
+    (workload,) = queue.workloads(queued)
+    assert not workload["spec"].get("queueName")
+    queue.label(run, f"{QUEUE_LABEL}={QUEUE}")
+    until(lambda: queue.are_held(run), "its pods come, and are held", 120)
+    run.wait_complete(300)
+    status = queue.raw(run)["status"]
+    assert (status["attempt"], status["restarts"]) == (0, 0)
     run.delete()

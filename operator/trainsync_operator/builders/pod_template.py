@@ -6,13 +6,12 @@ from typing import Any, Final
 from trainsync.api import env, names
 from trainsync.api.spec import Cluster, Group
 
-from trainsync_operator.builders import node_loss
+from trainsync_operator.builders import node_loss, queue
 from trainsync_operator.builders.target import Target
 
 _CHECKPOINT_VOLUME: Final = "trainsync-checkpoints"
 _TOKEN_VOLUME: Final = "trainsync-token"
 _TOKEN_SECONDS: Final = 3600
-_GRACE_SECONDS: Final = 30  # Kubernetes's default
 ROLE_HEAD: Final = "Head"
 # A value in the template takes precedence over these.
 #
@@ -112,23 +111,6 @@ def pod_labels(target: Target, cluster: Cluster, group: Group | None) -> dict[st
     return labels
 
 
-def _hold(target: Target, spec: dict[str, Any], ray: dict[str, Any]) -> None:
-    """Let the pod outlive its preemption until the trainers have saved.
-
-    Kueue takes the pods without a word to the run: what notice there is, is their grace period. A
-    preStop command of the user's stays, and nothing holds the pod then but the longer grace. In an
-    image with an older library the command fails, and the pod ends as it would without.
-    """
-    seconds = target.run.spec.suspend_policy.save_deadline_seconds
-    if not seconds:
-        return
-    spec["terminationGracePeriodSeconds"] = seconds + spec.get(
-        "terminationGracePeriodSeconds", _GRACE_SECONDS
-    )
-    command = ["python3", "-m", "trainsync.runtime.stop.hook", str(seconds)]
-    ray.setdefault("lifecycle", {}).setdefault("preStop", {"exec": {"command": command}})
-
-
 def _tracker_defaults(target: Target) -> list[dict[str, str]]:
     """One run of Weights & Biases for all attempts, as wandb reads it."""
     return [
@@ -139,11 +121,20 @@ def _tracker_defaults(target: Target) -> list[dict[str, str]]:
 
 
 def inject(
-    target: Target, cluster: Cluster, group: Group | None, template: dict[str, Any] | None
+    target: Target,
+    cluster: Cluster,
+    group: Group | None,
+    template: dict[str, Any] | None,
+    *,
+    queued: bool,
 ) -> dict[str, Any]:
-    """The user's pod template with trainsync's additions; ``group`` is None for the head.
+    """The user's pod template with trainsync's additions.
 
     The first container runs Ray (KubeRay's convention) and gets all additions.
+
+    Args:
+        group: None for the head.
+        queued: whether a queue may take the pod.
     """
     result: dict[str, Any] = copy.deepcopy(template) if template else {}
     metadata = result.setdefault("metadata", {})
@@ -173,8 +164,8 @@ def inject(
     # The last lines of a container whose failure ends the pod come into the pod's status.
     for container in [*(spec.get("initContainers") or []), first]:
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
-    if target.run.queue_name:
-        _hold(target, spec, first)
+    if queued:
+        queue.hold(target, spec, first)
     # A Ray process restarted in the same pod cannot rejoin its cluster, so KubeRay replaces the
     # pod.
     spec["restartPolicy"] = "Never"

@@ -6,7 +6,7 @@ from typing import Any
 from trainsync.api import names
 from trainsync.api.spec import Cluster, Group, Role
 
-from trainsync_operator.builders import fingerprint, gang
+from trainsync_operator.builders import fingerprint, gang, queue
 from trainsync_operator.builders.pod_template import inject
 from trainsync_operator.builders.target import Target, child
 from trainsync_operator.kube.kinds import RAY_CLUSTER
@@ -37,14 +37,16 @@ def _with_role_resource(group: Group, cluster: Cluster) -> dict[str, str]:
     return {**group.ray_start_params, "resources": json.dumps(json.dumps(merged))}
 
 
-def _worker_group(target: Target, cluster: Cluster, group: Group) -> dict[str, Any]:
+def _worker_group(
+    target: Target, cluster: Cluster, group: Group, *, queued: bool
+) -> dict[str, Any]:
     return {
         "groupName": group.name,
         "replicas": group.replicas,
         "minReplicas": fewest(group),
         "maxReplicas": group.replicas if group.max_replicas is None else group.max_replicas,
         "rayStartParams": _with_role_resource(group, cluster),
-        "template": inject(target, cluster, group, group.template),
+        "template": inject(target, cluster, group, group.template, queued=queued),
     }
 
 
@@ -87,14 +89,15 @@ def build(target: Target, cluster: Cluster, live: Object | None = None) -> dict[
     for passed_on in (QUEUE_LABEL, PRIORITY_LABEL):
         if passed_on in target.run.labels:
             labels[passed_on] = target.run.labels[passed_on]
+    queued = target.run.queue_name is not None or queue.manages(live)
     overrides, of_head = _overrides(cluster)
     head = {
         **of_head,
         # No task or actor may run on the head, only Ray's own processes.
         "rayStartParams": {"num-cpus": "0", **cluster.head.ray_start_params},
-        "template": inject(target, cluster, None, cluster.head.template),
+        "template": inject(target, cluster, None, cluster.head.template, queued=queued),
     }
-    groups = [_worker_group(target, cluster, group) for group in cluster.groups]
+    groups = [_worker_group(target, cluster, group, queued=queued) for group in cluster.groups]
     spec = {
         **overrides,
         "rayVersion": cluster.ray_version,

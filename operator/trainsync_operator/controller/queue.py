@@ -32,6 +32,8 @@ class Backlog(Generic[Key]):
         self._serial = 0
         self._failures: dict[Key, int] = {}
         self._edited: set[Key] = set()
+        # Until when the API server has asked to wait with a key.
+        self._not_before: dict[Key, float] = {}
 
     def __len__(self) -> int:
         """How many keys wait for a worker now."""
@@ -41,7 +43,8 @@ class Backlog(Generic[Key]):
         """Ask for a key; while it is worked on, it comes back right after.
 
         A key that failed keeps its back-off at news of its objects, as the status that tells of the
-        failure is itself an event. ``edited`` ends the back-off: the user changed the spec.
+        failure is itself an event. ``edited`` ends the back-off: the user changed the spec. A wait
+        that the API server has asked for holds then, too.
         """
         if edited:
             self._failures.pop(key, None)
@@ -49,6 +52,8 @@ class Backlog(Generic[Key]):
             self._again.add(key)
             if edited:
                 self._edited.add(key)
+        elif key in self._not_before:
+            self._schedule(key, self._not_before[key])
         elif key not in self._failures:
             self._waiting[key] = None
 
@@ -58,7 +63,7 @@ class Backlog(Generic[Key]):
         A key that failed already has its time.
         """
         if key not in self._failures:
-            self._schedule(key, when)
+            self._schedule(key, max(when, self._not_before.get(key, when)))
 
     def _schedule(self, key: Key, when: float) -> None:
         if when < self._later.get(key, float("inf")):
@@ -84,6 +89,7 @@ class Backlog(Generic[Key]):
         if not self._waiting:
             return None
         key, _ = self._waiting.popitem(last=False)
+        self._not_before.pop(key, None)
         self._active.add(key)
         return key
 
@@ -103,23 +109,30 @@ class Backlog(Generic[Key]):
         """The work on a key failed; it comes back after the returned seconds.
 
         The wait doubles with each failure in a row, up to ``at_most``, and is ``at_least`` so long.
-        Of a key that was edited meanwhile another spec has failed: it comes back at once.
+        Of a key that was edited meanwhile another spec has failed: it comes back as soon as it may.
         """
+        if at_least > 0:
+            self._not_before[key] = now + at_least
         if key in self._edited:
             self._edited.discard(key)
-            self._release(key)
-            return 0.0
-        count = self._failures.get(key, 0)
-        self._failures[key] = count + 1
-        longest = min(at_most, LAST_RETRY_SECONDS)
-        wait = self._jitter(min(FIRST_RETRY_SECONDS * 2 ** min(count, 30), longest))
-        wait = max(wait, at_least)
+            wait = at_least
+            if wait <= 0:
+                self._release(key)
+                return wait
+        else:
+            wait = max(self._backoff(key, at_most), at_least)
         # What happened meanwhile does not jump the back-off: it would make a failing key spin.
         self._again.discard(key)
         self._active.discard(key)
         self._later.pop(key, None)
         self._schedule(key, now + wait)
         return wait
+
+    def _backoff(self, key: Key, at_most: float) -> float:
+        count = self._failures.get(key, 0)
+        self._failures[key] = count + 1
+        longest = min(at_most, LAST_RETRY_SECONDS)
+        return self._jitter(min(FIRST_RETRY_SECONDS * 2 ** min(count, 30), longest))
 
     def _release(self, key: Key) -> None:
         self._active.discard(key)

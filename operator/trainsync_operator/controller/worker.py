@@ -47,8 +47,9 @@ async def work_on(
         metrics.retries.inc()
         message = str(error) or f"one look took longer than {RECONCILE_SECONDS:g} s"
         _LOG.warning("reconcile failed, next try in %.1f s: %s", wait, message)
-        told = isinstance(error, ApiError) and error.told
-        if queue.failures(key) >= TOLD_AFTER and not told:
+        # Where the API server asks to wait, the status has to wait, too.
+        quiet = isinstance(error, ApiError) and (error.told or error.retry_after > 0)
+        if queue.failures(key) >= TOLD_AFTER and not quiet:
             await _tell(key, reconciler, message)
     except Exception:  # noqa: BLE001
         # A bug with one run must not stop the others: log, count, back off.

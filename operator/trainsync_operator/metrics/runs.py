@@ -31,6 +31,17 @@ class _Seen:
     failures: Counter[str] = field(default_factory=Counter)
     classes: Counter[FailureClass] = field(default_factory=Counter)
     stops: Counter[StopOutcome] = field(default_factory=Counter)
+    # A restart may be put down to the infrastructure afterwards, and a counter does not go back.
+    most_restarts: int = 0
+
+    def __post_init__(self) -> None:
+        """Restarts up to now."""
+        self.update(self.run, self.mine)
+
+    def update(self, run: Run, mine: dict[str, Any]) -> None:
+        """Take the run's present state."""
+        self.run, self.mine = run, mine
+        self.most_restarts = max(self.most_restarts, mine["restarts"])
 
 
 class RunCollector(Collector):
@@ -48,7 +59,7 @@ class RunCollector(Collector):
         if before is None or before.run.uid != run.uid:
             self._seen[key] = _Seen(run, mine)
         else:
-            before.run, before.mine = run, mine
+            before.update(run, mine)
 
     def attempt_failed(self, key: Key, reason: str, failure_class: FailureClass | None) -> None:
         """Count an ended attempt by cause, and by class if it failed; the run was `seen` before."""
@@ -147,7 +158,7 @@ _PER_RUN: Final[tuple[tuple[Metric, Callable[[_Seen], Iterable[Row]]], ...]] = (
     (declared.INFO, _info),
     (declared.PHASE, _phases),
     (declared.CONDITION, _conditions),
-    (declared.RESTARTS, lambda seen: [([], seen.mine["restarts"])]),
+    (declared.RESTARTS, lambda seen: [([], seen.most_restarts)]),
     (declared.MAX_RESTARTS, lambda seen: [([], seen.run.spec.failure_policy.max_restarts)]),
     (declared.INFRASTRUCTURE_RESTARTS, _infrastructure_restarts),
     (declared.FAILURES, _failures),

@@ -8,6 +8,7 @@ from typing import Any, Final
 from trainsync.api import names
 from trainsync.api.quantities import same_amount
 
+from trainsync_operator.builders import queue
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.kinds import CLAIM, RAY_CLUSTER, RAY_JOB, RUN, Kind
 from trainsync_operator.kube.objects import Object
@@ -109,10 +110,12 @@ def _counts(ray: Object) -> list[list[Any]]:
 
 def differs(live: Object, desired: Object) -> bool:
     """Whether ``desired`` has to be applied again."""
-    if QUEUE_LABEL in objects.labels(desired) or QUEUE_LABEL in objects.labels(live):
+    of_ray = desired.get("kind") == RAY_CLUSTER.name
+    labelled = QUEUE_LABEL in objects.labels(desired) or QUEUE_LABEL in objects.labels(live)
+    if labelled or (of_ray and queue.manages(live)):
         # Kueue writes into templates that it has admitted, and the label where a namespace has a
         # default queue: our hash alone tells of a change.
-        if desired.get("kind") == RAY_CLUSTER.name and not live["spec"].get("suspend"):
+        if of_ray and not live["spec"].get("suspend"):
             # Kueue suspends a RayCluster whose containers are not those that it has admitted, and
             # pods do not change while they run: the rest is applied when it is suspended.
             return _counts(live) != _counts(desired) or not covers(

@@ -1,4 +1,7 @@
-"""Kubernetes Events about a run. Best effort: a lost Event changes nothing."""
+"""Kubernetes Events about a run. Best effort: a lost Event changes nothing.
+
+A failure is logged alone, unless the API server asks to wait: then nothing more is asked of it.
+"""
 
 import hashlib
 import logging
@@ -39,8 +42,17 @@ def _event(run: Run, reason: str, message: str, now: datetime, *, warning: bool)
     )
 
 
+def _lost(reason: str, error: ApiError) -> None:
+    _LOG.warning("event %s not posted: %s", reason, error)
+    if error.retry_after > 0:
+        raise error
+
+
 class Recorder:
-    """Posts Events, and counts a repeated problem in one Event, also when its message differs."""
+    """Posts Events, and counts a repeated problem in one Event, also when its message differs.
+
+    Its methods raise `ApiError` where the API server asks to wait.
+    """
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -51,11 +63,11 @@ class Recorder:
     async def transition(
         self, run: Run, reason: str, message: str, now: datetime, *, warning: bool = False
     ) -> None:
-        """Tell what has happened to ``run``, in an Event of its own; failures are logged alone."""
+        """Tell what has happened to ``run``, in an Event of its own."""
         try:
             await self._api.create(EVENT, _event(run, reason, message, now, warning=warning))
         except ApiError as error:
-            _LOG.warning("event %s not posted: %s", reason, error)
+            _lost(reason, error)
 
     async def once(self, run: Run, reason: str, message: str, now: datetime) -> None:
         """Warn of what does not stop ``run``, unless the last such warning said the same.
@@ -72,15 +84,17 @@ class Recorder:
         try:
             await self._api.create(EVENT, event)
         except ApiError as error:
+            if error.retry_after > 0:
+                self.gone(run.namespace, run.name)  # it is told after the wait
             if error.status != 409:
-                _LOG.warning("event %s not posted: %s", reason, error)
+                _lost(reason, error)
 
     def gone(self, namespace: str, name: str) -> None:
         """Forget a run that is gone, or is being deleted."""
         self._told.pop((namespace, name), None)
 
     async def problem(self, run: Run, reason: str, message: str, now: datetime) -> None:
-        """Warn of what stops ``run``; failures are logged alone."""
+        """Warn of what stops ``run``."""
         self._forget(now)
         event = _event(run, reason, message, now, warning=True)
         series = self._series.get((run.uid, reason))
@@ -94,7 +108,7 @@ class Recorder:
             counted = events.again(event, series.event, series.first, series.count)
             await self._api.apply(EVENT, counted)
         except ApiError as error:
-            _LOG.warning("event %s not posted: %s", reason, error)
+            _lost(reason, error)
 
     def _forget(self, now: datetime) -> None:
         old = [key for key, series in self._series.items() if now - series.last > SERIES_FOR]

@@ -32,7 +32,7 @@ from trainsync_operator.kube.kinds import (
     Kind,
 )
 from trainsync_operator.kube.objects import Object
-from trainsync_operator.reconcile.observed import Observed
+from trainsync_operator.reconcile.observed import Observed, RayCluster
 from trainsync_operator.reconcile.run import Problem, Run, SpecError, State
 from trainsync_operator.reconcile.servers import wanted as servers
 from trainsync_operator.reconcile.servers.wanted import Wanted
@@ -75,13 +75,23 @@ def clusters_wanted(run: Run, state: State, now: datetime) -> bool:
     return now < state.completion_time + timedelta(seconds=run.spec.ttl_seconds_after_finished)
 
 
+def _in_queue(cluster: Cluster, ray: RayCluster) -> str:
+    return f"Cluster {cluster.name}: RayCluster {ray.name} waits in its queue."
+
+
+def is_queued(run: Run, state: State, observed: Observed, waiting: str) -> bool:
+    """Whether a queue is what the run waits for."""
+    found = ((c, observed.ray_cluster(c.name, state.cluster_attempt)) for c in run.spec.clusters)
+    return any(ray and ray.suspended and waiting == _in_queue(c, ray) for c, ray in found)
+
+
 def why_not_ready(cluster: Cluster, state: State, observed: Observed) -> str | None:
     """One sentence on why a cluster is not ready; None when all its pods are ready."""
     ray = observed.ray_cluster(cluster.name, state.cluster_attempt)
     if ray is None or ray.deleting:
         return f"Cluster {cluster.name}: its RayCluster is being made."
     if ray.suspended:
-        return f"Cluster {cluster.name}: RayCluster {ray.name} waits in its queue."
+        return _in_queue(cluster, ray)
     if ray.failure:
         return f"Cluster {cluster.name}: KubeRay cannot make its pods: {ray.failure}"
     pods = [p for p in observed.pods_of(state.cluster_attempt) if p.cluster == cluster.name]

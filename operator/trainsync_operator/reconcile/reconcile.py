@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, Protocol
@@ -12,6 +12,7 @@ from trainsync.api import names
 from trainsync.api.failure_policy import FailureClass
 from trainsync.api.status import ConditionStatus, ConditionType
 
+from trainsync_operator.builders import queue
 from trainsync_operator.builders.target import MonitorSettings
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.client import Api, ApiError, ApiRefusedError
@@ -23,6 +24,7 @@ from trainsync_operator.reconcile import status
 from trainsync_operator.reconcile.apply import (
     LeftoverError,
     NameTakenError,
+    differs,
     ensure,
     is_calm,
 )
@@ -302,7 +304,7 @@ class Reconciler:
             carried = await self.servers.carry_out(run, todo.servers, observed, now, reads)
             of_servers, later = carried
             again += () if later is None else (now + timedelta(seconds=later),)
-            soon = await self._apply(run, todo, observed, now, reads)
+            soon = await self._apply(run, state, todo, observed, now, reads)
         except (LeftoverError, NameTakenError) as error:
             if not reads.is_live:
                 raise ReadLiveError(lists=False) from error
@@ -332,7 +334,7 @@ class Reconciler:
         return min(waits, default=None)
 
     async def _apply(
-        self, run: Run, todo: Plan, observed: Observed, now: datetime, reads: Reads
+        self, run: Run, state: State, todo: Plan, observed: Observed, now: datetime, reads: Reads
     ) -> float | None:
         """Make it so; returns in how many seconds to look again for what has to wait."""
         made_cluster = False
@@ -365,7 +367,9 @@ class Reconciler:
                     self.settled.note(run, kind, live, desired)
                 continue
             _LOG.info("%s %s %s", "made" if live is None else "put right", kind.name, name)
-            made_cluster |= kind is RAY_CLUSTER and live is None
+            if kind is RAY_CLUSTER and live is None:
+                made_cluster = True
+                await self._put_into_queue(run, state, observed, now, reads, applied)
             if kind is RAY_JOB and live is None:
                 attempt = objects.labels(desired)[names.LABEL_ATTEMPT]
                 message = f"RayJob {name} was made for attempt {attempt}."
@@ -373,6 +377,34 @@ class Reconciler:
         if not rolls:
             self.rolls.done(key, now)
         return None
+
+    async def _put_into_queue(
+        self,
+        run: Run,
+        state: State,
+        observed: Observed,
+        now: datetime,
+        reads: Reads,
+        made: Object,
+    ) -> None:
+        """Build a new RayCluster anew at once if Kueue has taken it though the run has no queue.
+
+        Once it is admitted, its pods do not change. A write between the two leaves it as it is.
+        """
+        if run.queue_name is not None or not queue.manages(made):
+            return
+        child = (RAY_CLUSTER, objects.name(made))
+        seen = replace(observed, live={**observed.live, child: made})
+        built = plan(run, state, seen, now, self.monitor).ensure
+        desired = next(obj for kind, obj in built if (kind, objects.name(obj)) == child)
+        if not differs(made, desired):
+            return
+        desired["metadata"]["resourceVersion"] = objects.metadata(made)["resourceVersion"]
+        try:
+            await reads.apply(RAY_CLUSTER, desired)
+        except ApiRefusedError as error:
+            if error.status not in (404, 409):
+                raise
 
     async def _report(
         self,

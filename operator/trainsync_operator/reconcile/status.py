@@ -27,7 +27,7 @@ from trainsync_operator.builders import raycluster
 from trainsync_operator.kube import objects
 from trainsync_operator.reconcile.decide import failures, startup, stopping
 from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
-from trainsync_operator.reconcile.plan import why_monitor_not_ready, why_not_ready
+from trainsync_operator.reconcile.plan import is_queued, why_monitor_not_ready, why_not_ready
 from trainsync_operator.reconcile.run import Problem, Run, State
 from trainsync_operator.reconcile.servers import report as servers
 
@@ -109,6 +109,8 @@ def _ready_and_progressing(
         failed = startup.pod_failures(run, state, observed)
         if failed:
             return facts(False, True, PODS_FAILING, f"{failed} {waiting}")
+        if is_queued(run, state, observed, waiting):
+            return facts(False, True, startup.QUEUED, waiting)
         reason = "BackingOff" if state.next_attempt_time else "Waiting"
         return facts(False, True, reason, waiting)
     suspended = next((job for job in observed.jobs_of(state.attempt) if job.suspended), None)

@@ -23,8 +23,6 @@ _NO_EFFECT: Final = "Until it is mended, nothing of the edit takes effect, and t
 _NOT_OF_THE_SPEC: Final = (404, 409)
 # Nor do these: the old RayCluster has the new one's place in a quota, or a webhook is too old.
 _NOT_TOLD: Final = ("exceeded quota", "does not support dry run")
-# Of a RayCluster that is not made yet; the API server wants one in an owner reference.
-_NO_UID: Final = "00000000-0000-0000-0000-000000000000"
 
 
 @dataclass
@@ -78,8 +76,21 @@ def _new(todo: Plan, observed: Observed) -> list[tuple[Kind, Object]]:
     new = [(kind, obj) for kind, obj in clusters if (kind, objects.name(obj)) not in there]
     for kind, obj in todo.jobs:
         if (RAY_JOB, objects.name(obj)) not in there:
-            tried = copy.deepcopy(obj)
-            for owner in tried["metadata"]["ownerReferences"]:
-                owner["uid"] = owner["uid"] or _NO_UID
-            new.append((kind, tried))
+            new.append((kind, _as_tried(obj, observed)))
     return new
+
+
+def _as_tried(job: Object, observed: Observed) -> Object:
+    """The job with a controller that there is: Kueue's webhook refuses one whose is not made yet.
+
+    That is the present RayCluster, so that webhooks judge a job of the same queue.
+    """
+    tried = copy.deepcopy(job)
+    owners, cluster = tried["metadata"]["ownerReferences"], objects.labels(job)[names.LABEL_CLUSTER]
+    present = next((ray for ray in observed.ray_clusters if ray.cluster == cluster), None)
+    for owner in [owner for owner in owners if not owner["uid"]]:
+        if present is None:
+            owners.remove(owner)
+        else:
+            owner |= {"name": present.name, "uid": present.uid}
+    return tried

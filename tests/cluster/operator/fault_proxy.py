@@ -90,6 +90,7 @@ class FaultProxy:
         self._open: set[int] = set()
         self._dead: set[int] = set()
         self._fails: str | None = None
+        self._fails_all = False
         self._answers: list[_Answer] = []
         self._delay = 0.0
         self._hangs = False
@@ -130,9 +131,14 @@ class FaultProxy:
         """Connections stay, and nothing more is answered; requests of now are never answered."""
         self._do(self._hang())
 
-    def fail(self, plural: str) -> None:
-        """Requests for objects of a kind are answered with 500."""
-        self._fails = plural
+    def fail(self, plural: str | None) -> None:
+        """Requests for objects of a kind, or None for all, are answered with 500.
+
+        Watches of all that run end; of a kind they go on.
+        """
+        self._fails, self._fails_all = plural, plural is None
+        if plural is None:
+            self._do(self._reset())
 
     def answer(
         self,
@@ -194,6 +200,9 @@ class FaultProxy:
 
     async def _refuse(self) -> None:
         await self._site.stop()
+        await self._reset()
+
+    async def _reset(self) -> None:
         assert self._runner.server is not None
         for connection in self._runner.server.connections:
             connection.force_close()
@@ -203,7 +212,7 @@ class FaultProxy:
         self._hangs = True
 
     async def _heal(self) -> None:
-        self._fails, self._hangs, self._delay = None, False, 0.0
+        self._fails, self._fails_all, self._hangs, self._delay = None, False, False, 0.0
         self._answers.clear()
         await self._heal_connections()
 
@@ -219,7 +228,7 @@ class FaultProxy:
         try:
             if self._hangs:
                 await _for_ever()
-            if self._fails and note.target[0] == self._fails:
+            if self._fails_all or (self._fails and note.target[0] == self._fails):
                 note.status = 500
                 return web.Response(status=500, text="the proxy says so")
             for answer in self._answers:

@@ -229,6 +229,9 @@ class FakeApi:
         def effect() -> Object:
             live = self.objects.get((kind, meta["namespace"], meta["name"]))
             new = copy.deepcopy(obj)
+            fence = new["metadata"].pop("resourceVersion", None)
+            if fence is not None and (live or obj)["metadata"]["resourceVersion"] != fence:
+                raise ApiRefusedError(409, "the object has been modified")
             if kind is DEPLOYMENT:
                 new["spec"].setdefault("replicas", 1)
             if live is None:

@@ -10,7 +10,13 @@ from trainsync.api.failure_policy import FailureAction, FailureClass, RestartSco
 from trainsync.api.spec import RetentionPolicy
 from trainsync.api.status import LONGEST_FAILURE, LastFailure, StopReason
 
-from trainsync_operator.reconcile.decide import failure_rules, failures, startup, stopping
+from trainsync_operator.reconcile.decide import (
+    failure_rules,
+    failures,
+    hindsight,
+    startup,
+    stopping,
+)
 from trainsync_operator.reconcile.decide.failures import Cause, Reason
 from trainsync_operator.reconcile.decide.stopping import Over, StopOutcome
 from trainsync_operator.reconcile.observed import JobPhase, Observed
@@ -302,6 +308,7 @@ def decide(
     deadline = _deadline(run, state)
     if deadline is not None and now >= deadline:
         return _too_late(run, state, now)
+    state = hindsight.put_right(run, state, observed, now)
     state = replace(state, starting_since=startup.since(run, state, observed, now))
     findings = failures.find(run, state, observed, now, edits=edits)
     if findings.causes:

@@ -54,13 +54,13 @@ class Reason(StrEnum):
 
 OF_THE_USER: Final = (Reason.SPEC_CHANGED, Reason.ROLLBACK)
 """Of these the attempt is healthy, and ends only for one that can be made."""
-# Of these a pod that the infrastructure took is the cause.
-_BY_A_LOST_POD: Final = (
+BY_A_LOST_POD: Final = (
     Reason.JOB_FAILED,
     Reason.TRAINER_POD_LOST,
     Reason.HEAD_LOST,
     Reason.HEAD_NOT_READY,
 )
+"""Of these a pod that the infrastructure took is the cause."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _disruptions(state: State, observed: Observed, started: datetime, out: Findi
     if not taken:
         return
     for index, cause in enumerate(out.causes):
-        if cause.reason in _BY_A_LOST_POD:
+        if cause.reason in BY_A_LOST_POD:
             out.causes[index] = replace(
                 cause,
                 message=f"{taken[0]} {cause.message}",
@@ -132,7 +132,7 @@ def _out_of_memory(state: State, observed: Observed, started: datetime, out: Fin
         for pod in observed.pods_of(state.cluster_attempt)
     )
     for index, cause in enumerate(out.causes):
-        if killed and cause.reason in _BY_A_LOST_POD:
+        if killed and cause.reason in BY_A_LOST_POD:
             out.causes[index] = replace(cause, failure_class=FailureClass.OUT_OF_MEMORY)
 
 

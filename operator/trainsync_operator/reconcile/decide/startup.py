@@ -21,6 +21,8 @@ _NO_IMAGE: Final = (
     "InvalidImageName",
     "RegistryUnavailable",
 )
+QUEUED: Final = "Queued"
+"""A run waits for its queue to admit a RayCluster: a reason of Ready, and what the table says."""
 _NO_ROOM: Final = ("Unschedulable", "SchedulingGated")
 
 
@@ -114,6 +116,8 @@ def problem_word(run: Run, state: State, observed: Observed) -> str | None:
     if failed:
         return failed.split(" ended: ")[1].split(":")[0].split(".")[0]
     rays = [observed.ray_cluster(c.name, state.cluster_attempt) for c in run.spec.clusters]
+    if state.stopping is None and any(ray is not None and ray.suspended for ray in rays):
+        return QUEUED
     if any(ray is not None and ray.failure for ray in rays):
         return "ReplicaFailure"  # KubeRay's word: it cannot make pods, as of a quota
     if observed.monitor_problem and not observed.monitor_ready:

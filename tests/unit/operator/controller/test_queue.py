@@ -142,6 +142,27 @@ def test_an_edit_ends_the_backoff_of_a_failing_key_at_once() -> None:
     assert queue.failed("a", 0.02) == FIRST_RETRY_SECONDS, "what failed before was another spec"
 
 
+def test_what_the_api_server_asks_to_wait_holds_for_an_edit_too() -> None:
+    queue = backlog()
+    queue.add("a")
+    queue.take(0)
+    queue.add("a", edited=True)
+    assert queue.failed("a", 0, 6.0) == 6.0, "it was edited while it was worked on"
+    for edited in (True, False):
+        queue.add("a", edited=edited)
+        assert queue.take(5.9) is None
+    queue.add_at("a", 1.0)
+    assert queue.take(5.9) is None
+    assert queue.take(6.0) == "a"
+    queue.failed("a", 6.0, 6.0)
+    queue.add("a", edited=True)  # while it waits
+    assert queue.take(11.9) is None
+    assert queue.take(12.0) == "a"
+    queue.failed("a", 12.0)
+    queue.add("a", edited=True)
+    assert queue.take(12.0) == "a", "no wait is asked for any more"
+
+
 @given(st.floats(min_value=0.001, max_value=1000))
 def test_jitter_keeps_between_half_and_all(wait: float) -> None:
     assert wait / 2 <= half_to_full(wait) <= wait
@@ -150,7 +171,7 @@ def test_jitter_keeps_between_half_and_all(wait: float) -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["add", "edit", "later", "take", "done", "failed"]),
+            st.sampled_from(["add", "edit", "later", "take", "done", "failed", "throttled"]),
             st.sampled_from("abc"),
         )
     )
@@ -180,7 +201,7 @@ def test_no_key_is_lost_or_worked_on_twice_at_once(steps: list[tuple[str, str]])
             if step == "done":
                 queue.done(ended)
             else:
-                queue.failed(ended, now)
+                queue.failed(ended, now, 2.0 if step == "throttled" else 0.0)
                 asked.add(ended)
     for key in active:
         queue.done(key)

@@ -46,6 +46,12 @@ class Reconciler:
         return None
 
 
+def throttled(seconds: float) -> ApiError:
+    failure = ApiError("API server answered 429: slow down")
+    failure.retry_after = seconds
+    return failure
+
+
 @contextmanager
 def working(queue: WorkQueue[Key], reconciler: Reconciler, metrics: Metrics) -> Iterator[None]:
     task = asyncio.create_task(work(queue, reconciler, metrics))  # type: ignore[arg-type]
@@ -84,6 +90,7 @@ async def test_a_run_that_fails_does_not_stop_the_others_and_is_tried_again(
         (ApiError("API server answered 500: webhook"), ["API server answered 500: webhook"] * 2),
         (TimeoutError(), ["one look took longer than 120 s"] * 2),
         (StaleError("the run has changed"), []),
+        (throttled(0.001), []),
     ],
 )
 async def test_a_failure_that_lasts_is_told_of_in_the_status(
@@ -101,10 +108,8 @@ async def test_a_failure_that_lasts_is_told_of_in_the_status(
 
 
 async def test_the_api_servers_own_wait_is_kept() -> None:
-    failure = ApiError("API server answered 429: slow down")
-    failure.retry_after = 60.0
     queue: WorkQueue[Key] = WorkQueue()
-    reconciler = Reconciler(failure)
+    reconciler = Reconciler(throttled(60.0))
     with working(queue, reconciler, Metrics(CollectorRegistry())):
         queue.add(BAD)
         await asyncio.sleep(1.0)

@@ -1,8 +1,9 @@
 """An API server in memory that breaks as a real one does, while the world moves between calls."""
 
 import copy
-from collections.abc import Awaitable, Callable
-from datetime import datetime
+from collections import deque
+from collections.abc import Callable, Coroutine
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
@@ -17,6 +18,7 @@ from tests.unit.operator.support import Crash, FakeApi
 
 Answer = TypeVar("Answer")
 _ENDED: Final = {"FAILED", "SUCCEEDED", "STOPPED"}
+RETRY_AFTER: Final = 7.0
 _KEPT: Final = 8
 TYPO: Final = "ray: 1"
 """An image of which the API server refuses the pods."""
@@ -26,7 +28,9 @@ class Fault(StrEnum):
     """How one call goes wrong."""
 
     CONFLICT = "409"
-    THROTTLED = "429"
+    THROTTLED = "429 with Retry-After"
+    SLOW = "the answer takes half a second"
+    LATE = "the operator gives up waiting, and a write takes effect later"
     BROKEN = "500"
     ANSWER_LOST = "the call takes effect, and its answer is lost"
     STALE_RUN = "the run is read as it was some changes ago"
@@ -47,6 +51,9 @@ class HostileApi(FakeApi):
         quota_is_used_up: new children are refused, in other words each time.
         job_answers_are_lost: jobs are made, and nothing is heard of it.
         called: called after each call, and after each change of the world between two of them.
+        wait: lets half a second pass.
+        requests: the times of all calls.
+        hasty: a sentence for each call that came before the time that the API server asked for.
     """
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
@@ -57,6 +64,13 @@ class HostileApi(FakeApi):
         self.quota_is_used_up = False
         self.job_answers_are_lost = False
         self.called: Callable[[], None] = lambda: None
+        self.wait: Callable[[], None] = lambda: None
+        self.requests: deque[datetime] = deque()
+        self.hasty: list[str] = []
+        self._not_before: datetime | None = None
+        self._throttled_at = clock()
+        self._late: deque[Coroutine[Any, Any, Any]] = deque()
+        self._lands = False
         self._faults: dict[int, Fault] = {}
         self._moves: dict[int, Callable[[], None]] = {}
         self._runs: list[Object] = []  # the last ones
@@ -78,10 +92,11 @@ class HostileApi(FakeApi):
             self._runs = [*self._runs, copy.deepcopy(made)][-_KEPT:]
         return made
 
-    async def _through(self, call: Awaitable[Answer], *, writes: bool = True) -> Answer:
+    async def _through(self, call: Coroutine[Any, Any, Answer], *, writes: bool = True) -> Answer:
         number, self.calls = self.calls, self.calls + 1
         self._request += 1
         fault = self._faults.get(number)
+        self._asked(writes=writes)
         if number in self._moves:
             self._moves[number]()
             self.called()
@@ -91,19 +106,61 @@ class HostileApi(FakeApi):
             if fault is Fault.CONFLICT and writes:
                 raise ApiRefusedError(409, "the object has been modified")
             if fault is Fault.THROTTLED:
-                raise ApiError("API server answered 429: too many requests")
+                raise self._throttled()
+            if fault is Fault.SLOW:
+                self.wait()
+            if fault is Fault.LATE and writes:
+                self._late.append(call)
+                raise ApiError("API server not reached: TimeoutError")
             if fault is Fault.BROKEN:
                 raise ApiError("API server answered 500: etcdserver: request timed out")
             answer = await call
         finally:
-            if hasattr(call, "close"):
+            if not any(call is late for late in self._late):
                 call.close()
             self.called()
         if fault is Fault.CRASH_AFTER:
             raise Crash
-        if fault is Fault.ANSWER_LOST:
+        if fault in (Fault.ANSWER_LOST, Fault.LATE):
             raise ApiError("API server not reached: TimeoutError")
         return answer
+
+    def _asked(self, *, writes: bool) -> None:
+        now = self.clock()
+        self.requests.append(now)
+        if self._not_before is None or now >= self._not_before:
+            return
+        # Reads of the same moment may have been on their way already.
+        if writes or now > self._throttled_at:
+            self.hasty.append(f"asked at {now:%T}, and not from {self._not_before:%T} on")
+
+    def _throttled(self) -> ApiError:
+        self._throttled_at = self.clock()
+        self._not_before = self._throttled_at + timedelta(seconds=RETRY_AFTER)
+        error = ApiError("API server answered 429: too many requests")
+        error.retry_after = RETRY_AFTER
+        return error
+
+    def of_a_new_process(self) -> None:
+        """Who calls knows nothing of what was asked of the one before."""
+        self._not_before = None
+
+    @property
+    def owes(self) -> bool:
+        """Whether there is a write of which nothing was heard, and which has no effect yet."""
+        return bool(self._late)
+
+    def land(self) -> None:
+        """The oldest such write takes effect, if there is one."""
+        if not self._late:
+            return
+        self._lands = True
+        try:
+            self._late.popleft().send(None)
+        except (StopIteration, ApiError):
+            self.called()
+        finally:
+            self._lands = False
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         stale = kind is RUN and self._faults.get(self.calls) is Fault.STALE_RUN
@@ -123,7 +180,7 @@ class HostileApi(FakeApi):
         return await self._through(super().list(kind, namespace, selector, limit), writes=False)
 
     async def apply(self, kind: Kind, obj: Object) -> Object:
-        return await self._through(self._apply(kind, obj))
+        return await self._through(self._apply(kind, copy.deepcopy(obj)))
 
     async def try_apply(self, kind: Kind, obj: Object) -> None:
         await self._through(self._try_apply(kind, obj))
@@ -150,22 +207,23 @@ class HostileApi(FakeApi):
 
     async def apply_status(self, kind: Kind, obj: Object) -> Object:
         try:
-            return await self._through(self._apply_status(kind, obj))
+            write = self._apply_status(kind, copy.deepcopy(obj), self._decided_on)
+            return await self._through(write)
         except ApiRefusedError:
             self._status_was_refused = True
             raise
 
-    async def _apply_status(self, kind: Kind, obj: Object) -> Object:
+    async def _apply_status(self, kind: Kind, obj: Object, read: Object | None) -> Object:
         # A copy: the object itself is written to.
         live = await super().get(kind, obj["metadata"]["namespace"], objects.name(obj))
         written = await super().apply_status(kind, obj)
         if live is not None:
-            self._placed(live)
-        self._decided_on = copy.deepcopy(written)  # what comes next is decided on the answer
+            self._placed(live, read)
+        if not self._lands:
+            self._decided_on = copy.deepcopy(written)  # what comes next is decided on the answer
         return written
 
-    def _placed(self, live: Object) -> None:
-        read = self._decided_on
+    def _placed(self, live: Object, read: Object | None) -> None:
         if read is not None and _fenced(read) != _fenced(live):
             self.misplaced.append(f"decided on {_fenced(read)}, written to {_fenced(live)}")
 
@@ -174,7 +232,7 @@ class HostileApi(FakeApi):
         self._decided_on, self._status_was_refused = stored, False
 
     async def create(self, kind: Kind, obj: Object) -> Object:
-        return await self._through(super().create(kind, obj))
+        return await self._through(super().create(kind, copy.deepcopy(obj)))
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         await self._through(self._delete(kind, namespace, name, uid))
@@ -214,8 +272,10 @@ class HostileApi(FakeApi):
         attempt = objects.labels(job)[names.LABEL_ATTEMPT]
         for other in self.all(RAY_JOB):
             status: dict[str, Any] = other.get("status") or {}
+            # One that lands late is refused by the run's monitor, and is to be deleted.
             if (
-                objects.labels(other)[names.LABEL_ATTEMPT] != attempt
+                not self._lands
+                and objects.labels(other)[names.LABEL_ATTEMPT] != attempt
                 and status.get("jobStatus") not in _ENDED
                 and self._lives(other)
             ):

@@ -173,13 +173,15 @@ async def test_a_job_that_is_tried_has_owners_that_the_api_server_takes() -> Non
         tried.append((kind, obj))
 
     world.api.try_apply = try_apply  # type: ignore[method-assign]
+    run_uid, (present,) = world.api.run()["metadata"]["uid"], world.api.all(RAY_CLUSTER)
     edit(world, image="ray:2", entrypoint="python -m other")
     await world.running()
     (cluster, job) = tried
     assert (cluster[0], job[0]) == (RAY_CLUSTER, RAY_JOB)
     uids = [owner["uid"] for owner in job[1]["metadata"]["ownerReferences"]]
-    assert all(uids)
     assert len(set(uids)) == len(uids), "they are the keys of the list"
+    assert set(uids) == {run_uid, present["metadata"]["uid"]}, "a webhook looks the controller up"
+    assert job[1]["metadata"]["ownerReferences"][1]["name"] == "tiny-main-0"
     (made,) = world.api.all(RAY_JOB)
     uids = [cluster["metadata"]["uid"] for cluster in world.api.all(RAY_CLUSTER)]
     assert made["metadata"]["ownerReferences"][1]["uid"] in uids

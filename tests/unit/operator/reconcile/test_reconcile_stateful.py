@@ -1,8 +1,8 @@
 """Random stories of a run: an API server that breaks, and a world that moves between its calls.
 
 Whatever happens, no attempt begins beside another, attempts go up by one, no status reaches a run
-that it was not decided on, restarts keep to their limits, the operator never loops hot, and when
-the faults are over the run is as its spec asks.
+that it was not decided on, restarts keep to their limits, a wait that the API server asks for is
+kept, the operator never loops hot, and when the faults are over the run is as its spec asks.
 """
 
 import asyncio
@@ -45,12 +45,15 @@ MINUTE: Final = timedelta(minutes=1)
 # looks hundreds of times.
 LOOKS_A_MINUTE: Final = 30
 LOOKS_A_CHANGE: Final = 4
+# Of eight looks, as back-off has them, each with all reads live; an edit begins its back-off anew.
+REQUESTS_A_MINUTE: Final = 200
+REQUESTS_A_CHANGE: Final = 40
 MONITOR: Final = MonitorSettings("m:1")
 ENDED: Final = ("Complete", "Failed")
 
 MOVES: Final = (
     "pods come", "jobs stop", "lose trainer", "lose head", "drain trainer", "job fails", "job goes",
-    "monitor reports", "namesake", "the save commits", "the save fails",
+    "monitor reports", "namesake", "the save commits", "the save fails", "a late write lands",
 )  # fmt: skip
 IGNORED: Final = {"action": "Ignore", "onClasses": ["Infrastructure"]}
 RULES: Final = (
@@ -85,6 +88,7 @@ class Operated(RuleBasedStateMachine):
         self.late_kinds: set[Kind] = set()
         self.start_operator()
         self.api.called = self.news
+        self.api.wait = self.half_a_second
 
     @initialize(
         backoff=st.sampled_from([0, 10]),
@@ -129,9 +133,16 @@ class Operated(RuleBasedStateMachine):
         watches = Watches(self.api, self.store, self.queue.add, [None])  # type: ignore[arg-type]
         self.watch = HostileWatch(self.api, self.store, watches.told)
         self.reconciler = Reconciler(
-            self.api, self.metrics, MONITOR, lambda: self.now, store=self.store
+            self.api, self.metrics, MONITOR, self.whole_seconds, store=self.store
         )
+        self.api.of_a_new_process()
         self.queue.add(KEY)
+
+    def whole_seconds(self) -> datetime:
+        return self.now.replace(microsecond=0)
+
+    def half_a_second(self) -> None:
+        self.now += seconds(0.5)
 
     def time(self) -> float:
         return (self.now - START).total_seconds()
@@ -177,14 +188,17 @@ class Operated(RuleBasedStateMachine):
             self.now = max(self.now, START + seconds(due))
             self.look()
             self.check_pace()
-        self.now = until
+        self.now = max(self.now, until)
 
     def check_pace(self) -> None:
-        for times in (self.looks, self.changes):
+        for times in (self.looks, self.changes, self.api.requests):
             while times and times[0] <= self.now - MINUTE:
                 times.popleft()
         allowed = LOOKS_A_MINUTE + LOOKS_A_CHANGE * len(self.changes)
         assert len(self.looks) <= allowed, f"{len(self.looks)} looks within a minute"
+        allowed = REQUESTS_A_MINUTE + REQUESTS_A_CHANGE * len(self.changes)
+        asked = len(self.api.requests)
+        assert asked <= allowed, f"{asked} requests within a minute, {len(self.changes)} changes"
 
     # -- what happens -----------------------------------------------------------------------
 
@@ -207,6 +221,8 @@ class Operated(RuleBasedStateMachine):
         elif what == "namesake":
             self.begin_anew()
             return
+        elif what == "a late write lands":
+            self.api.land()
         elif what == "the user edits":
             self.the_backoff_becomes(int(self.time()) % 20)
             return
@@ -283,10 +299,13 @@ class Operated(RuleBasedStateMachine):
         cause=st.sampled_from(MOVES),
         edit=st.sampled_from(["namesake", "the user edits"]),
         call=st.integers(1, 15),
+        then=st.sampled_from([None, Fault.THROTTLED, Fault.LATE]),
     )
-    def the_user_is_quicker_than_the_operator(self, cause: str, edit: str, call: int) -> None:
+    def the_user_is_quicker_than_the_operator(
+        self, cause: str, edit: str, call: int, then: Fault | None
+    ) -> None:
         self.move(cause)
-        self.look_while({}, {call: edit})
+        self.look_while({} if then is None else {call + 1: then}, {call: edit})
 
     def look_while(self, faults: dict[int, Fault], moves: dict[int, str]) -> None:
         def moving(what: str) -> Callable[[], None]:
@@ -318,6 +337,18 @@ class Operated(RuleBasedStateMachine):
         self.api.arm(dict.fromkeys(range(1000), Fault.BROKEN))
         self.work_off(self.now + MINUTE)
         self.api.arm()
+
+    @rule(fault=st.sampled_from([Fault.SLOW, Fault.THROTTLED, Fault.LATE]))
+    def each_call_goes_wrong_for_a_while(self, fault: Fault) -> None:
+        self.api.arm(dict.fromkeys(range(1000), fault))
+        self.all_goes_well()
+        self.api.arm()
+
+    @precondition(lambda self: self.api.owes)
+    @rule()
+    def late_writes_land(self) -> None:
+        while self.api.owes:
+            self.move("a late write lands")
 
     @rule()
     def the_operator_is_killed(self) -> None:
@@ -428,6 +459,10 @@ class Operated(RuleBasedStateMachine):
         assert not self.api.misplaced, self.api.misplaced
 
     @invariant()
+    def what_the_api_server_asks_to_wait_is_waited(self) -> None:
+        assert not self.api.hasty, self.api.hasty
+
+    @invariant()
     def restarts_keep_to_their_limits(self) -> None:
         counted = self.status.get("infrastructureRestarts", 0)
         assert self.status.get("restarts", 0) <= self.policy["maxRestarts"]
@@ -452,6 +487,7 @@ class Operated(RuleBasedStateMachine):
         self.events_are_lost = self.api.quota_is_used_up = False
         self.api.job_answers_are_lost = False
         self.late_kinds.clear()
+        self.late_writes_land()
         self.watch.relist()
         self.work_off(self.now + seconds(130))  # longer than the queue's back-off
         for _ in range(8):

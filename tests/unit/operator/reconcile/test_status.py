@@ -233,6 +233,9 @@ def test_what_a_pod_failed_of_shows_also_where_another_one_waits_for_a_node() ->
     queued = status.build(make_run(), BEGUN, taken, NOW, waiting="It waits in its queue.")
     assert "lastPodFailure" not in queued["clusters"][0], "its queue has ended the pods"
     assert condition(queued, "Ready")["reason"] == "Waiting"
+    sentence = "Cluster main: RayCluster tiny-main-0 waits in its queue."
+    queued = status.build(make_run(), BEGUN, taken, NOW, waiting=sentence)
+    assert condition(queued, "Ready")["reason"] == "Queued"
 
 
 def test_a_finished_run_tells_how_it_ended() -> None:

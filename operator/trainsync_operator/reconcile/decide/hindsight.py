@@ -1,0 +1,51 @@
+"""Puts a failure down to a node whose loss becomes known only after it; pure.
+
+Ray notices a silent node within half a minute and fails the job; Kubernetes marks the node later,
+when the next attempt has begun already.
+"""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from trainsync.api.failure_policy import FailureAction, FailureClass
+from trainsync.api.status import LONGEST_FAILURE
+
+from trainsync_operator.kube import objects
+from trainsync_operator.reconcile.decide.failures import BY_A_LOST_POD
+from trainsync_operator.reconcile.observed import NODE_NOT_READY, Observed
+from trainsync_operator.reconcile.run import Run, State
+
+# Kubernetes marks a silent node after 50 s; pods are evicted from it 30 s later.
+KNOWN_WITHIN: Final = timedelta(minutes=3)
+_NODE_LOST: Final = (NODE_NOT_READY, "DeletionByTaintManager", "NodeLost")
+
+
+def put_right(run: Run, state: State, observed: Observed, now: datetime) -> State:
+    """The state, in which the failure before this attempt counts for the infrastructure if a pod
+    of then is on a node that is lost now, and nothing has been trained since."""
+    failure, policy = state.last_failure, run.spec.failure_policy
+    if failure is None or failure.attempt != state.attempt - 1 or now > failure.time + KNOWN_WITHIN:
+        return state
+    if failure.failure_class is not FailureClass.APPLICATION or failure.reason not in BY_A_LOST_POD:
+        return state
+    if state.restarts == 0 or state.infrastructure_restarts >= policy.max_infrastructure_restarts:
+        return state
+    if any(rule.action is FailureAction.IGNORE for rule in policy.rules):
+        return state  # it may never have been counted
+    reported = objects.optional_time((run.status.get("progress") or {}).get("lastReportTime"))
+    if reported is not None and reported > failure.time:
+        return state
+    lost = [p for p in observed.pods if p.disruption in _NODE_LOST and p.created <= failure.time]
+    if not lost:
+        return state
+    message = f"Pod {lost[0].name}: {lost[0].disruption}. {failure.message}"
+    if len(message) > LONGEST_FAILURE:
+        message = message[: LONGEST_FAILURE - 1] + "…"
+    changes = {"failure_class": FailureClass.INFRASTRUCTURE, "message": message}
+    return replace(
+        state,
+        restarts=state.restarts - 1,
+        infrastructure_restarts=state.infrastructure_restarts + 1,
+        last_failure=failure.model_copy(update=changes),
+    )
