@@ -31,7 +31,7 @@ from images.uv import REPOSITORY
 OUT = REPOSITORY / "build" / "images"
 LIBRARY = REPOSITORY / "worker_lib" / "trainsync"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-MAX_BYTES = 250_000_000
+MAX_BYTES = 275_000_000
 """Limit for the unpacked size of an operator or monitor image."""
 _TAG_DIGITS = 12
 _KEEP_SECONDS = 900
