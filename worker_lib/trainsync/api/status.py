@@ -54,9 +54,9 @@ LONGEST_MESSAGE: Final = 32768
 """Characters of a condition's message that the API server takes."""
 
 
-def bounded(message: str) -> str:
+def bounded(message: str, longest: int = LONGEST_MESSAGE) -> str:
     """The message, cut where the API server would refuse it and with it the whole status."""
-    return message if len(message) <= LONGEST_MESSAGE else message[: LONGEST_MESSAGE - 1] + "…"
+    return message if len(message) <= longest else message[: longest - 1] + "…"
 
 
 class Condition(Model):

@@ -8,7 +8,7 @@ from typing import Final
 
 from trainsync.api.failure_policy import FailureAction, FailureClass, RestartScope
 from trainsync.api.spec import RetentionPolicy
-from trainsync.api.status import LONGEST_FAILURE, LastFailure, StopReason
+from trainsync.api.status import LONGEST_FAILURE, LastFailure, StopReason, bounded
 
 from trainsync_operator.reconcile.decide import (
     failure_rules,
@@ -114,12 +114,11 @@ def _restart(run: Run, state: State, cause: Cause, now: datetime) -> Decision:
 
 
 def _failure(state: State, cause: Cause, now: datetime) -> LastFailure:
-    said = cause.message
     return LastFailure(
         attempt=state.attempt,
         failure_class=cause.failure_class,
         reason=str(cause.reason),
-        message=said if len(said) <= LONGEST_FAILURE else said[: LONGEST_FAILURE - 1] + "…",
+        message=bounded(cause.message, LONGEST_FAILURE),
         time=now,
     )
 

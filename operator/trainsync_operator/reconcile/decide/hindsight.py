@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from trainsync.api.failure_policy import FailureAction, FailureClass
-from trainsync.api.status import LONGEST_FAILURE
+from trainsync.api.status import LONGEST_FAILURE, bounded
 
 from trainsync_operator.kube import objects
 from trainsync_operator.reconcile.decide.failures import BY_A_LOST_POD
@@ -40,9 +40,10 @@ def put_right(run: Run, state: State, observed: Observed, now: datetime) -> Stat
     if not lost:
         return state
     message = f"Pod {lost[0].name}: {lost[0].disruption}. {failure.message}"
-    if len(message) > LONGEST_FAILURE:
-        message = message[: LONGEST_FAILURE - 1] + "…"
-    changes = {"failure_class": FailureClass.INFRASTRUCTURE, "message": message}
+    changes = {
+        "failure_class": FailureClass.INFRASTRUCTURE,
+        "message": bounded(message, LONGEST_FAILURE),
+    }
     return replace(
         state,
         restarts=state.restarts - 1,
