@@ -204,12 +204,23 @@ class OperatorProcess:
 
 @contextmanager
 def running_operator(
-    kubectl: Kubectl, directory: Path, monitor_image: str
+    kubectl: Kubectl,
+    directory: Path,
+    monitor_image: str,
+    *,
+    leader_elect: bool = True,
+    server: str | None = None,
 ) -> Iterator[OperatorProcess]:
-    """A running operator, which must stop cleanly at the end, without errors in its log."""
-    operator = OperatorProcess(kubectl, directory, monitor_image)
-    operator.start()
+    """A running operator, which must stop cleanly at the end, without errors in its log.
+
+    Args:
+        server: see `restricted_kubeconfig`.
+    """
+    operator = OperatorProcess(
+        kubectl, directory, monitor_image, leader_elect=leader_elect, server=server
+    )
     try:
+        operator.start()
         yield operator
     except BaseException:
         print(operator.log_file.read_text()[-6000:])

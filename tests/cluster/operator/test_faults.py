@@ -22,7 +22,7 @@ from devcluster.registry import read_record
 from tests.cluster.conftest import Kubectl, left_over, wait_until
 from tests.cluster.manifests import changed
 from tests.cluster.operator.fault_proxy import FaultProxy
-from tests.cluster.operator.operator_process import OperatorProcess
+from tests.cluster.operator.operator_process import OperatorProcess, running_operator
 from tests.cluster.operator.test_children import CHILDREN, NO_IMAGE, manifest, missing
 from tests.cluster.prepared import prepared
 from tests.cluster.ray_runs import REPORTING, condition, delete, start, status, wait_phase
@@ -108,11 +108,10 @@ def pace(proxy: FaultProxy, since: float) -> float:
 def test_an_api_server_that_refuses_fails_hangs_and_falls_silent_doubles_nothing(
     namespace: Kubectl, proxy: FaultProxy, platform: Platform, tmp_path: Path
 ) -> None:
-    operator = OperatorProcess(
-        namespace, tmp_path, platform.images.monitor, leader_elect=False, server=proxy.url
-    )
-    try:
-        operator.start()
+    image = platform.images.monitor
+    with running_operator(
+        namespace, tmp_path, image, leader_elect=False, server=proxy.url
+    ) as operator:
         begun = time.monotonic()
         done = namespace.apply(changed(manifest(SLEEPER), "spec.suspend", True))
         assert done.returncode == 0, done.stderr
@@ -135,13 +134,6 @@ def test_an_api_server_that_refuses_fails_hangs_and_falls_silent_doubles_nothing
         assert pace(proxy, begun) < A_MINUTE
         delete(namespace, RUN)
         delete(namespace, SLEEPER)
-        assert operator.stop() == 0
-        assert operator.complaints() == []
-    except BaseException:
-        print(operator.log_file.read_text()[-6000:])
-        raise
-    finally:
-        operator.stop()
 
 
 def break_the_way(ns: Kubectl, proxy: FaultProxy, operator: OperatorProcess) -> None:

@@ -13,7 +13,7 @@ from trainsync.api import names
 
 from tests.cluster.conftest import Kubectl, wait_until
 from tests.cluster.operator.fault_proxy import Asked, FaultProxy
-from tests.cluster.operator.operator_process import OperatorProcess
+from tests.cluster.operator.operator_process import running_operator
 from tests.cluster.operator.test_children import CHILDREN, NO_IMAGE, create, delete
 
 pytestmark = [
@@ -37,11 +37,9 @@ def ns(
 ) -> Iterator[Kubectl]:
     """The namespace of an operator behind the proxy, with a suspended run: nothing else happens."""
     directory = tmp_path_factory.mktemp("operator")
-    operator = OperatorProcess(
+    with running_operator(
         module_namespace, directory, NO_IMAGE, leader_elect=False, server=module_proxy.url
-    )
-    operator.start()
-    try:
+    ):
         create(module_namespace, RUN)
         suspend(module_namespace, True)
         wait_until("it is suspended", lambda: status(module_namespace)["phase"] == "Suspended")
@@ -49,13 +47,6 @@ def ns(
         yield module_namespace
         module_proxy.heal()
         delete(module_namespace, RUN)
-        assert operator.stop() == 0
-        assert operator.complaints() == []
-    except BaseException:
-        print(operator.log_file.read_text()[-6000:])
-        raise
-    finally:
-        operator.stop()
 
 
 @pytest.fixture

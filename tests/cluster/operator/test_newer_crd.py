@@ -10,7 +10,7 @@ from trainsync.api import names
 
 from tests.cluster.conftest import CRD_FILE, Kubectl, wait_until
 from tests.cluster.manifests import minimal
-from tests.cluster.operator.operator_process import OperatorProcess
+from tests.cluster.operator.operator_process import running_operator
 from tests.cluster.operator.test_children import NO_IMAGE, create, delete
 from tests.cluster.ray_runs import status
 
@@ -48,9 +48,7 @@ def told(ns: Kubectl, run: str) -> list[dict[str, Any]]:
 def test_a_run_with_defaults_of_a_newer_crd_is_reconciled_and_they_are_named_once(
     namespace: Kubectl, newer_crd: None, tmp_path: Path
 ) -> None:
-    operator = OperatorProcess(namespace, tmp_path, NO_IMAGE, leader_elect=False)
-    operator.start()
-    try:
+    with running_operator(namespace, tmp_path, NO_IMAGE, leader_elect=False) as operator:
 
         def defaulted() -> bool:
             made = namespace.run("create", "-f", "-", "--dry-run=server", "-o", "json", stdin=PROBE)
@@ -74,13 +72,6 @@ def test_a_run_with_defaults_of_a_newer_crd_is_reconciled_and_they_are_named_onc
         (event,) = told(namespace, "older")
         assert event.get("count", 1) == 1, "it is said again and again"
         delete(namespace, "older")
-        assert operator.stop() == 0
-        assert operator.complaints() == []
-    except BaseException:
-        print(operator.log_file.read_text()[-6000:])
-        raise
-    finally:
-        operator.stop()
 
 
 def suspend(ns: Kubectl, truth: bool) -> None:

@@ -15,7 +15,7 @@ from trainsync.api import names
 from tests.cluster.conftest import Kubectl, left_over, wait_until
 from tests.cluster.manifests import changed
 from tests.cluster.operator.fault_proxy import FaultProxy
-from tests.cluster.operator.operator_process import OperatorProcess
+from tests.cluster.operator.operator_process import running_operator
 from tests.cluster.operator.test_children import manifest, missing
 from tests.cluster.operator.test_faults import made_once, pace, unreachable
 from tests.cluster.prepared import prepared
@@ -39,11 +39,10 @@ def test_an_outage_of_a_minute_stops_no_run_and_doubles_nothing(
     namespace: Kubectl, proxy: FaultProxy, tmp_path: Path
 ) -> None:
     platform = prepared()
-    operator = OperatorProcess(
-        namespace, tmp_path, platform.images.monitor, leader_elect=False, server=proxy.url
-    )
-    operator.start()
-    try:
+    image = platform.images.monitor
+    with running_operator(
+        namespace, tmp_path, image, leader_elect=False, server=proxy.url
+    ) as operator:
         namespace.apply(changed(manifest(SLEEPER), "spec.suspend", True))
         start(namespace, platform, RUN, f"python -c '{REPORTING}'", backoffSeconds=1)
         wait_phase(namespace, RUN, "Running")
@@ -65,13 +64,6 @@ def test_an_outage_of_a_minute_stops_no_run_and_doubles_nothing(
         assert made_once(proxy, "rayclusters") <= made | {f"{SLEEPER}-main-0", f"{SLEEPER}-main-1"}
         for run in (RUN, SLEEPER, "born-1", "born-2"):
             delete(namespace, run)
-        assert operator.stop() == 0
-        assert operator.complaints() == []
-    except BaseException:
-        print(operator.log_file.read_text()[-6000:])
-        raise
-    finally:
-        operator.stop()
 
 
 def outage(ns: Kubectl, proxy: FaultProxy, begin: Callable[[], None], *, number: int) -> None:
