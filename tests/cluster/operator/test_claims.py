@@ -22,6 +22,11 @@ pytestmark = [
 
 SIZE, GROWN = "1Mi", "3Mi"
 WATCHED_SECONDS = 20.0
+NOWHERE = {
+    "spec": {"containers": [{"name": "ray"}], "nodeSelector": {"kubernetes.io/hostname": "none"}}
+}
+# The head's, a trainer's, an explorer's and the monitor's.
+PODS = 4
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +59,30 @@ def growing(kubectl: Kubectl) -> Iterator[None]:
         set_to(None)
 
 
-def create(ns: Kubectl, name: str) -> None:
-    done = ns.apply(changed(manifest(name), f"{CLAIM}.size", SIZE))
+def create(ns: Kubectl, name: str, *, pending: bool = False) -> None:
+    """Create a run; no node takes the pods of a ``pending`` one, so that nothing of them changes.
+
+    Of pods on a node the kubelet writes each failed pull, and each is news to look at.
+    """
+    run = changed(manifest(name), f"{CLAIM}.size", SIZE)
+    if pending:
+        for part in ("head", "groups.0", "groups.1"):
+            run = changed(run, f"spec.clusters.0.{part}.template", NOWHERE)
+        run = changed(run, "spec.monitor.resources", {"requests": {"cpu": "1000"}})
+    done = ns.apply(run)
     assert done.returncode == 0, done.stderr
     wait_until(f"all children of {name} are there", lambda: not missing(ns, name))
+    if pending:
+        wait_until("no node takes its pods", lambda: unscheduled(ns, name) == PODS)
+
+
+def unscheduled(ns: Kubectl, run: str) -> int:
+    """How many of a run's pods the scheduler has given up on for now."""
+    return sum(
+        found["type"] == "PodScheduled" and found["status"] == "False"
+        for pod in ns.list("pod", f"trainsync.dev/run={run}")
+        for found in pod["status"].get("conditions", [])
+    )
 
 
 def claim_of(ns: Kubectl, run: str) -> dict[str, Any]:
@@ -97,7 +122,7 @@ def test_a_claim_that_is_being_deleted_is_told_of_and_looked_at_ever_less_often(
     module_namespace: Kubectl, operator: OperatorProcess
 ) -> None:
     ns = module_namespace
-    create(ns, "going")
+    create(ns, "going", pending=True)
     # As pods that use it do.
     hold(ns, ["example.com/in-use"])
     ns("delete", "persistentvolumeclaim", "going-checkpoints", "--wait=false")
@@ -113,7 +138,7 @@ def test_a_claim_that_is_being_deleted_is_told_of_and_looked_at_ever_less_often(
     while time.monotonic() < begun + WATCHED_SECONDS:
         assert said(), "what it says flips"
         time.sleep(1)
-    # 1, 1, 2, 3, 5, 8 s: each after half the time that the deletion has taken so far.
+    # 1, 1, 1, 2, 2, 3, 5, 7 s: each after half the time that the deletion has taken so far.
     assert operator.metric("trainsync_operator_reconciles_total") - looks <= 12
     events = [e for e in ns.list("events") if e["involvedObject"]["name"] == "going"]
     (event,) = [event for event in events if event["reason"] == "ClaimTerminating"]
