@@ -92,7 +92,8 @@ def wait_until(what: str, check: Callable[[], Any], seconds: float = 60.0) -> An
         else:
             if last:
                 return last
-        time.sleep(0.2)
+        # Each kubectl takes 0.1 s of a core that the pods need.
+        time.sleep(0.5)
     raise AssertionError(f"not within {seconds:.0f} s: {what}; last: {last}")
 
 

@@ -1,7 +1,6 @@
 """Attempts on a real cluster, with real Ray pods, monitors and jobs."""
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,10 +8,10 @@ import pytest
 from trainsync.api import names
 from trainsync.api.env import ATTEMPT, SYNC_INTERVAL
 
-from demo.platform import Platform, own_cluster, prepare
-from devcluster.shell import Progress
+from demo.platform import Platform
 from tests.cluster.conftest import Kubectl, wait_until
 from tests.cluster.operator.operator_process import OperatorProcess, running_operator
+from tests.cluster.prepared import prepared
 from tests.cluster.ray_runs import (
     REPORTING,
     START_SECONDS,
@@ -32,11 +31,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def platform() -> Platform:
-    """The development cluster with the images of this tree."""
-    kubeconfig = os.environ.get("KUBECONFIG")
-    if own_cluster(kubeconfig):
-        pytest.skip("KUBECONFIG is a cluster of yours: these tests need devcluster's images")
-    return prepare(kubeconfig, None, Progress())
+    """The tests' cluster with this tree's images."""
+    return prepared()
 
 
 @pytest.fixture(scope="module")
