@@ -93,7 +93,7 @@ release-check: setup ## Wheel, sdist, chart package and SBOM into build/release,
 	$(BIN)/python -m release --uv $(UV)
 
 ##@ Test
-.PHONY: test test-unit test-store test-distributed test-cluster test-e2e test-monitoring test-kueue test-vllm test-vllm-cluster test-sglang test-compat faults
+.PHONY: test test-unit test-store test-distributed test-cluster test-e2e test-monitoring test-kueue test-vllm test-vllm-cluster test-sglang test-gpu test-compat faults
 test: test-unit test-store test-distributed test-cluster test-e2e ## All of the below, the fast ones first
 
 test-unit: setup ## A minute or two, on all cores: no processes, no cluster
@@ -125,6 +125,9 @@ test-vllm-cluster: setup $(VLLM_ENV)/.made $(CLUSTER_READY) images ## A Training
 
 test-sglang: setup $(SGLANG_ENV)/.made ## Real SGLang servers on the CPU, likewise (not in `test`)
 	SGLANG_ENV=$(SGLANG_ENV) $(PYTEST) tests/sglang
+
+test-gpu: setup ## On a machine with one NVIDIA GPU: saves, NCCL, resumption bit for bit (skipped elsewhere; not in `test`)
+	$(PYTEST) tests/gpu
 
 test-compat: setup ## The engines' tests with each verl and torch we support (1 h; not in `test`); COMPAT=verl-0.8 for some
 	$(BIN)/python -m tests.compat --uv $(UV) --python $(PYTHON) --cache $(CACHE)/compat $(COMPAT)

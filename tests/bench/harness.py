@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -74,9 +75,12 @@ def machine() -> dict[str, object]:
     if cpuinfo.exists():
         names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
         model = names[0].partition(":")[2].strip() if names else model
+    torch = sys.modules.get("torch")  # a benchmark without torch has nothing to do with a GPU
+    gpu = torch is not None and torch.cuda.is_available()
     return {
         "cpu": model,
         "cores": os.cpu_count(),
+        **({"gpu": torch.cuda.get_device_name()} if gpu else {}),
         "load_1_minute": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
         "kernel": platform.release(),

@@ -120,7 +120,8 @@ def _hand_over(flat: torch.Tensor) -> Figure:
     context = torch.multiprocessing.get_context("spawn")
     line, other = context.Pipe()
     shared = torch.empty(flat.numel(), dtype=torch.uint8).share_memory_()
-    process = context.Process(target=_take, args=(other, flat, shared), daemon=True)
+    given = flat.clone()  # used on no other stream: its end is easier on the allocator
+    process = context.Process(target=_take, args=(other, given, shared), daemon=True)
     process.start()
     try:
         _answer(line)  # the process has started
@@ -142,8 +143,9 @@ def _hand_over(flat: torch.Tensor) -> Figure:
             ours,
         )
     finally:
-        process.kill()
+        line.send("end")  # so that the process lets go of this one's memory before it ends
         process.join(20)
+        process.kill()
 
 
 def _answer(line: Connection) -> None:
@@ -156,7 +158,7 @@ def _take(line: Connection, flat: torch.Tensor, shared: torch.Tensor) -> None:
     """The other process, which gets the GPU's memory by a CUDA IPC handle of torch."""
     own = torch.empty_like(flat)
     line.send("ready")
-    while True:
-        own.copy_(flat if line.recv() == "ipc" else shared)
+    while (way := line.recv()) != "end":
+        own.copy_(flat if way == "ipc" else shared)
         torch.accelerator.synchronize()
         line.send("done")

@@ -1,4 +1,4 @@
-"""Pieces on the host: all bytes, in order, through two buffers. On a CPU: no GPU was to be had."""
+"""Pieces on the host: all bytes, in order, through two buffers. tests/gpu has a GPU's."""
 
 import pytest
 import torch

@@ -5,9 +5,10 @@ from typing import Final
 
 import torch
 
-PIECE_BYTES: Final = 2 << 20
-"""Large enough that beginning a copy costs nothing next to it, small enough that the wire waits for
-the first one no longer than for a tenth of a millisecond."""
+PIECE_BYTES: Final = 8 << 20
+"""Large enough that to begin a copy and to wait for its end cost little next to the copy: on an
+H100, 8 MB at a time come at 49 GB/s, 2 MB at 38, all at once at 55. The wire waits 0.2 ms for the
+first piece."""
 
 _BUFFERS: Final = 2  # one is used while the other is filled
 
