@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from trainsync.checkpoint.memory.place import MemoryPlace
-from trainsync.checkpoint.memory.sweep import IDLE_SECONDS, hold, sweep
+from trainsync.checkpoint.memory.sweep import IDLE_SECONDS, forget_later, hold, sweep
 
 
 @pytest.fixture
@@ -69,3 +69,21 @@ def test_what_is_no_run_of_ours_is_left_alone(own: MemoryPlace, tmp_path: Path) 
     sweep(own, idle_seconds=-1)
     assert stray.exists()
     assert link.exists()
+
+
+def test_what_a_run_of_the_same_name_kept_before_it_was_deleted_does_not_stay(
+    own: MemoryPlace,
+) -> None:
+    def kept(attempt: int) -> Path:
+        path = own.directory / f"5-{attempt}-0123456789abcdef-model-0-{'0' * 32}"
+        path.touch()
+        return path
+
+    now, earlier, later = kept(3), kept(0), kept(4)
+    then = time.time() - IDLE_SECONDS - 60
+    for path in (earlier, later):
+        os.utime(path, (then, then))
+    forget_later(own, 0)
+    assert now.exists()  # maybe of an attempt that runs
+    assert earlier.exists()
+    assert not later.exists()

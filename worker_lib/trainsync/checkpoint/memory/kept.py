@@ -19,7 +19,7 @@ from typing import Final
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.memory.decision import to_drop
 from trainsync.checkpoint.memory.place import MemoryPlace
-from trainsync.checkpoint.memory.sweep import hold, sweep
+from trainsync.checkpoint.memory.sweep import forget_later, hold, sweep
 from trainsync.failpoints import failpoint
 from trainsync.storage.digest import ALGORITHM
 from trainsync.storage.errors import StorageError
@@ -139,6 +139,7 @@ class KeptShards:
                 self._held = hold(self.place)
                 weakref.finalize(self, os.close, self._held)
                 sweep(self.place)
+                forget_later(self.place, self._attempt)
 
     def _look(self, step: int) -> None:
         """Look up the newest commit, once a step; a process does not hear of every one."""

@@ -16,6 +16,7 @@ from trainsync.storage.saves.receipts import FileEntry
 
 logger = logging.getLogger(__name__)
 
+_OPENED: Final = Path("/proc/self/fd")  # of Linux; elsewhere nothing is found
 _THREADS: Final = 4
 _BLOCK: Final = 512 << 10
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -52,7 +53,7 @@ class Sources:
 
     def find(self, paths: Iterable[str]) -> None:
         """Look for these files in memory, several at once."""
-        place = self._resume.memory
+        place = self._resume.memory if _OPENED.is_dir() else None
         new = sorted(set(paths) - self._opened.keys())
         if place is None or not new:
             return
@@ -69,7 +70,7 @@ class Sources:
     def path(self, path: str) -> Path:
         """Where to open a file of the checkpoint, by its path relative to the step's directory."""
         if self.in_memory(path):
-            return Path(f"/proc/self/fd/{self._opened[path]}")
+            return _OPENED / str(self._opened[path])
         return self._resume.path / path
 
     def bytes(self, paths: Iterable[str]) -> tuple[int, int]:

@@ -50,6 +50,20 @@ def sweep(place: MemoryPlace, idle_seconds: float = IDLE_SECONDS) -> None:
                 _remove_if_over(directory, idle_seconds)
 
 
+def forget_later(place: MemoryPlace, attempt: int, idle_seconds: float = IDLE_SECONDS) -> None:
+    """Remove what attempts after ``attempt`` kept long ago: they were of a run whose directory was
+    deleted, and which was begun anew under its name.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    for kept in place.files():
+        path = place.path(kept)
+        with suppress(FileNotFoundError):
+            if kept.attempt > attempt and time.time() - path.lstat().st_mtime > idle_seconds:
+                path.unlink()
+
+
 def _remove_if_over(directory: Path, idle_seconds: float) -> None:
     """Remove it while its lock is held here: a process that starts now makes it anew.
 
