@@ -104,6 +104,7 @@ def full(name: str = "run") -> Object:
                 "maxToKeep": 3,
                 "saveStrategy": "single_node",
                 "verify": "digest",
+                "memory": {"budget": "64Gi"},
             },
             "monitor": {
                 "image": "registry.example/monitor:1",

@@ -137,6 +137,13 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "bucket size above the largest": (
         "spec.sync", {"method": "nccl", "bucketSize": 1 << 40},
         "spec.sync.bucketSize", "from 1Mi to 16Gi"),
+    "memory without a budget": (
+        "spec.checkpoint.memory", {}, "spec.checkpoint.memory.budget", "Required value"),
+    "memory that is no quantity": (
+        "spec.checkpoint.memory", {"budget": "much"}, "spec.checkpoint.memory.budget", "such as"),
+    "memory below the smallest": (
+        "spec.checkpoint.memory", {"budget": "64Ki"},
+        "spec.checkpoint.memory.budget", "at least 1Mi"),
     "unknown sync style": (
         "spec.sync.style", "hasty", "spec.sync.style", 'supported values: "fixed"'),
     "sync offset above the interval": (

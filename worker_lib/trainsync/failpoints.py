@@ -18,6 +18,7 @@ SERVER: Final = "server"
 AGENT: Final = "agent"
 STORE: Final = "store"
 COPY: Final = "copy"
+MEMORY: Final = "memory"
 
 POINTS: Final = {
     SAVE: (
@@ -94,10 +95,17 @@ POINTS: Final = {
         "manifest",
         "pointer",
     ),
+    MEMORY: (
+        "opened",  # a file is about to be kept in memory, too
+        "sealing",  # its bytes are whole
+        "sealed",  # it has the name under which it is found
+        "dropping",  # before files that no load needs go
+    ),
 }
 """The points of each area, in the order in which they are reached: a rank's save, the monitor's
 commit, a broadcast on the trainer and on an explorer, a version in shared memory, an update of a
-server, a round of an agent, a save that goes into a store, and one that is copied onto a volume."""
+server, a round of an agent, a save that goes into a store, one that is copied onto a volume, and
+what a rank's save keeps in memory."""
 
 Handler = Callable[[str], None]
 

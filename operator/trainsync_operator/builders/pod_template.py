@@ -4,13 +4,14 @@ import copy
 from typing import Any, Final
 
 from trainsync.api import env, names
-from trainsync.api.spec import Cluster, Group
+from trainsync.api.spec import Cluster, Group, Role
 
 from trainsync_operator.builders import node_loss, queue
 from trainsync_operator.builders.target import Target
 
 _CHECKPOINT_VOLUME: Final = "trainsync-checkpoints"
 _TOKEN_VOLUME: Final = "trainsync-token"
+_KEPT_VOLUME: Final = "trainsync-kept"
 _TOKEN_SECONDS: Final = 3600
 ROLE_HEAD: Final = "Head"
 # A value in the template takes precedence over these.
@@ -54,6 +55,9 @@ def _environment(target: Target, cluster: Cluster, group: Group | None) -> dict[
         variables[env.CHECKPOINT_MAX_TO_KEEP] = str(spec.checkpoint.max_to_keep)
     if spec.checkpoint.save_timeout_seconds is not None:
         variables[env.CHECKPOINT_SAVE_TIMEOUT] = str(spec.checkpoint.save_timeout_seconds)
+    if spec.checkpoint.memory is not None and _may_save(group):
+        variables[env.CHECKPOINT_MEMORY] = str(spec.checkpoint.memory.budget)
+        variables[env.CHECKPOINT_MEMORY_DIR] = names.KEPT_MOUNT
     if spec.sync.bucket_size is not None:
         variables[env.SYNC_BUCKET_SIZE] = str(spec.sync.bucket_size)
     if spec.sync.delta:
@@ -61,6 +65,11 @@ def _environment(target: Target, cluster: Cluster, group: Group | None) -> dict[
     if spec.sync.max_staleness is not None:
         variables[env.SYNC_MAX_STALENESS] = str(spec.sync.max_staleness)
     return variables
+
+
+def _may_save(group: Group | None) -> bool:
+    """Whether processes of the pod save, or hand their settings to those that do, as the head's."""
+    return group is None or group.role is Role.TRAINER
 
 
 def replace_named(
@@ -158,6 +167,13 @@ def inject(
 
     audience = names.token_audience(target.run.uid, target.cluster_attempt)
     volumes = run_volumes(target, audience)
+    memory = target.run.spec.checkpoint.memory
+    if memory is not None and _may_save(group):
+        # A file system of its own: what fills it takes nothing from Ray's, in /dev/shm.
+        in_memory = {"medium": "Memory", "sizeLimit": str(memory.budget)}
+        volumes = [*volumes, {"name": _KEPT_VOLUME, "emptyDir": in_memory}]
+        mount = {"name": _KEPT_VOLUME, "mountPath": names.KEPT_MOUNT}
+        first["volumeMounts"] = replace_named(first["volumeMounts"], [mount], "mountPath")
     spec["volumes"] = replace_named(spec.get("volumes") or [], volumes, "name")
     share_group(spec)
     spec["tolerations"] = node_loss.tolerations(spec.get("tolerations"))

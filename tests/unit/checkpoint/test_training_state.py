@@ -63,7 +63,7 @@ def load(
 ) -> StateLoad:
     component = save(directory, "extra_state", states, saved_by or len(states))
     made = StateLoad(
-        directory, component, LiveState(**live), rank, world_size, rng=rng, combine=combine
+        directory.joinpath, component, LiveState(**live), rank, world_size, rng=rng, combine=combine
     )
     made.read()
     return made
@@ -205,12 +205,14 @@ def test_a_state_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_without_the_component_is_enough_when_nothing_of_it_is_needed(
     tmp_path: Path,
 ) -> None:
-    made = StateLoad(tmp_path, None, LiveState(), 0, 1, rng=True, combine=None)
+    made = StateLoad(tmp_path.joinpath, None, LiveState(), 0, 1, rng=True, combine=None)
     made.read()
     made.apply()
     assert set(made.not_restored) == {"rng"}
     with pytest.raises(StateMismatchError, match="no component extra_state, so no scheduler"):
-        StateLoad(tmp_path, None, LiveState(scheduler=scheduler()), 0, 1, rng=True, combine=None)
+        StateLoad(
+            tmp_path.joinpath, None, LiveState(scheduler=scheduler()), 0, 1, rng=True, combine=None
+        )
 
 
 @pytest.mark.parametrize("what", ["scheduler", "dataloader"])

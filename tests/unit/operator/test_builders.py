@@ -11,6 +11,8 @@ from trainsync.api.env import (
     ATTEMPT,
     CHECKPOINT_DIR,
     CHECKPOINT_MAX_TO_KEEP,
+    CHECKPOINT_MEMORY,
+    CHECKPOINT_MEMORY_DIR,
     CHECKPOINT_SAVE_STRATEGY,
     MONITOR_URL,
     NODE_NAME,
@@ -138,6 +140,22 @@ def test_a_pod_is_told_the_size_of_buckets_as_it_was_written() -> None:
     assert SYNC_BUCKET_SIZE not in env_of(trainer_pod(built_cluster()))
     chosen = spec(sync={"method": "nccl", "bucketSize": "64Mi"})
     assert env_of(trainer_pod(built_cluster(chosen)))[SYNC_BUCKET_SIZE] == "64Mi"
+
+
+def test_trainers_keep_shards_in_a_memory_of_their_own_and_explorers_have_none() -> None:
+    assert CHECKPOINT_MEMORY not in env_of(trainer_pod(built_cluster()))
+    chosen = spec(checkpoint={**spec()["checkpoint"], "memory": {"budget": "2Ti"}})
+    cluster = built_cluster(chosen)
+    head = cluster["spec"]["headGroupSpec"]["template"]["spec"]
+    volume = {"name": "trainsync-kept", "emptyDir": {"medium": "Memory", "sizeLimit": "2Ti"}}
+    for pod in (trainer_pod(cluster), head):  # the driver's settings are those of its actors
+        assert env_of(pod)[CHECKPOINT_MEMORY] == "2Ti"
+        mount = {"name": "trainsync-kept", "mountPath": env_of(pod)[CHECKPOINT_MEMORY_DIR]}
+        assert mount in pod["containers"][0]["volumeMounts"]
+        assert volume in pod["volumes"]
+    explorer = cluster["spec"]["workerGroupSpecs"][1]["template"]["spec"]
+    assert CHECKPOINT_MEMORY not in env_of(explorer)
+    assert volume not in explorer["volumes"]
 
 
 def test_a_pod_has_its_identity_and_checkpoint_directory() -> None:

@@ -23,6 +23,8 @@ CLUSTER = {
     "TRAINSYNC_CHECKPOINT_MAX_TO_KEEP": "2",
     "TRAINSYNC_CHECKPOINT_SAVE_STRATEGY": "single_node",
     "TRAINSYNC_CHECKPOINT_VERIFY": "digest",
+    "TRAINSYNC_CHECKPOINT_MEMORY": "2Ti",
+    "TRAINSYNC_CHECKPOINT_MEMORY_DIR": "/trainsync/kept",
     "TRAINSYNC_SYNC_METHOD": "memory",
     "TRAINSYNC_SYNC_INTERVAL": "4",
     "TRAINSYNC_SYNC_TIMEOUT_SECONDS": "60",
@@ -46,6 +48,9 @@ def test_a_pods_environment_is_read_in_full() -> None:
     checkpoint, sync = settings.checkpoint, settings.sync
     assert (checkpoint.interval, checkpoint.max_to_keep, checkpoint.verify) == (5, 2, Verify.DIGEST)
     assert checkpoint.save_strategy is SaveStrategy.SINGLE_NODE
+    assert settings.memory_place is not None
+    assert settings.memory_place.budget == 2 << 40
+    assert settings.memory_place.directory.is_relative_to("/trainsync/kept")
     assert (sync.method, sync.interval, sync.timeout) == (SyncMethod.MEMORY, 4, 60.0)
     assert sync.policy(batches_per_step=3) == SyncPolicy(
         SyncStyle.FULLY_ASYNC, interval=4, max_staleness=5, batches_per_step=3, timeout=60.0
@@ -62,6 +67,14 @@ def test_an_empty_environment_is_a_local_run_with_the_defaults_of_the_resource(
     assert (settings.checkpoint.interval, settings.checkpoint.max_to_keep) == (100, None)
     assert settings.checkpoint.save_strategy is SaveStrategy.UNRESTRICTED
     assert settings.sync.policy() == SyncPolicy(SyncStyle.FIXED)
+    assert settings.memory_place is None
+
+
+def test_a_local_run_keeps_shards_in_the_machines_memory(tmp_path: Path) -> None:
+    place = read_settings({"TRAINSYNC_CHECKPOINT_MEMORY": "64Mi"}, tmp_path).memory_place
+    assert place is not None
+    assert place.budget == 64 << 20
+    assert place.directory.is_relative_to("/dev/shm")
 
 
 def test_a_local_run_without_a_directory_is_below_the_working_directory(
@@ -104,6 +117,8 @@ def test_a_missing_variable_is_named(name: str) -> None:
         ("CHECKPOINT_MAX_TO_KEEP", "0"),
         ("CHECKPOINT_VERIFY", "hope"),
         ("CHECKPOINT_SAVE_STRATEGY", "one_by_one"),
+        ("CHECKPOINT_MEMORY", "much"),
+        ("CHECKPOINT_MEMORY", "0"),
         ("SYNC_METHOD", "pigeon"),
         ("SYNC_INTERVAL", "1.5"),
         ("SYNC_TIMEOUT_SECONDS", "-3"),

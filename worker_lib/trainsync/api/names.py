@@ -43,6 +43,8 @@ AGENT_PORT: Final = 8090
 CHECKPOINT_MOUNT: Final = "/trainsync/checkpoints"
 # Where a server and its agent share memory.
 STAGING_MOUNT: Final = "/trainsync/memory"
+# Where the ranks of a trainer pod keep shards in memory.
+KEPT_MOUNT: Final = "/trainsync/kept"
 TOKEN_DIRECTORY: Final = "/var/run/secrets/trainsync"
 TOKEN_FILE: Final = f"{TOKEN_DIRECTORY}/token"
 # Shared by the monitor and every GPU pod, so that both may rename each other's files on the volume.

@@ -42,6 +42,9 @@ The API server's own pattern also accepts 1000m, +1Mi and 1e+7, unusual forms fo
 """
 
 
+MEMORY_PATTERN: Final = "^[0-9]+([.][0-9]+)?([kMGT]|[KMGT]i)?$"
+"""The same for a pod's memory, which may have terabytes."""
+
 _PARTS: Final = {"m": Decimal("1e-3"), "u": Decimal("1e-6"), "n": Decimal("1e-9")}
 
 

@@ -269,6 +269,17 @@ UNREGISTERED_WARNING_SECONDS: Final = 10
 """How long a save may miss its registration, or a part, before the trainer and the monitor warn."""
 
 
+class CheckpointMemory(Model):
+    """A process that starts again in a pod that lives loads its shards from the pod's memory."""
+
+    budget: Quantity = Field(
+        description=(
+            "Memory that all ranks of a trainer pod may keep shards in, a quantity such as 64Gi: "
+            "two checkpoints' shards of the pod. It counts as memory of the pod's container."
+        )
+    )
+
+
 class Checkpoint(Model):
     """Where, how often and how carefully the run is saved."""
 
@@ -297,6 +308,13 @@ class Checkpoint(Model):
         description=(
             "A save that lacks a part so long after its registration, or its registration so long "
             "after its first part, is aborted; 1800 when absent."
+        ),
+    )
+    memory: CheckpointMemory | None = Field(
+        default=None,
+        description=(
+            "Keeps the newest checkpoint's shards in the memory of trainer pods, too, for a restart"
+            " that keeps the pods; when absent, every load is from the volume."
         ),
     )
 

@@ -14,6 +14,8 @@ from trainsync.api.protocol import SaveKind, SaveStatus
 from trainsync.api.spec import SAVE_DEADLINE_SECONDS, SyncMethod
 from trainsync.checkpoint.data_cursor import HasState, data_cursor_file
 from trainsync.checkpoint.load.resume import report_damage
+from trainsync.checkpoint.memory.kept import KeptShards
+from trainsync.checkpoint.memory.place import MemoryPlace
 from trainsync.checkpoint.reference_calls import (
     PlainFunction,
     SavedNames,
@@ -98,6 +100,7 @@ class CheckpointCoordinator:
         sync_method: how explorers of the run get weights, for those that save for them; None: by
             what the saver does besides.
         times: between the requests that ask how saves ended.
+        memory: where shards of checkpoints are kept, too, for a process that starts again.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class CheckpointCoordinator:
         save_timeout: float = SAVE_DEADLINE_SECONDS,
         sync_method: SyncMethod | None = None,
         times: WatchTimes = TIMES,
+        memory: MemoryPlace | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be in [0, {world_size}), got {rank}")
@@ -137,7 +141,12 @@ class CheckpointCoordinator:
         self._run = RunDirectory(Path(directory))
         self._overlapped = overlapped
         self._lost_after = save_timeout + LATER_SECONDS
-        self.commits: Final = SaveWatch(monitor, timeout=self._lost_after, times=times)
+        self._kept = (
+            None
+            if memory is None
+            else KeptShards(memory, self._run, monitor.attempt, monitor.incarnation)
+        )
+        self.commits: Final = self._new_watch(times, None)
         """The saves that this process registered, and aborts of those that it took part in."""
         self.watches: weakref.WeakSet[SaveWatch] = weakref.WeakSet({self.commits})
         options = SavingOptions(
@@ -146,6 +155,7 @@ class CheckpointCoordinator:
             when_full=when_full,
             copy_timeout=copy_timeout,
             permits=permits,
+            memory=self._kept,
         )
         self._saves = SavePipeline(monitor, self._run, rank, world_size, options, self.commits)
         self._named = SavedNames(world_size)
@@ -164,6 +174,11 @@ class CheckpointCoordinator:
     def directory(self) -> Path:
         """The run's directory."""
         return self._run.root
+
+    @property
+    def memory(self) -> MemoryPlace | None:
+        """Where shards are kept in memory, too; None: nowhere."""
+        return None if self._kept is None else self._kept.place
 
     @property
     def stats(self) -> CheckpointStats:
@@ -549,7 +564,7 @@ class CheckpointCoordinator:
         This coordinator raises no aborts any more but those of saves that it registers.
         """
         self.commits.ignore_written()
-        watch = SaveWatch(self._monitor, self.commits.known, self._lost_after, self.commits.times)
+        watch = self._new_watch(self.commits.times, self.commits.known)
         self.watches.add(watch)
         return watch
 
@@ -559,6 +574,11 @@ class CheckpointCoordinator:
             self._newest = step if self._newest is None else max(self._newest, step)
 
     # -- inside ----------------------------------------------------------------------------
+
+    def _new_watch(self, times: WatchTimes, known: set[tuple[SaveKind, int]] | None) -> SaveWatch:
+        if self._kept is None:
+            return SaveWatch(self._monitor, known, self._lost_after, times)
+        return SaveWatch(self._monitor, known, self._lost_after, times, self._kept.ended)
 
     def _part(
         self,

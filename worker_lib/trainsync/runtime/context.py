@@ -275,7 +275,12 @@ class RunContext(RunDescription):
 
     def _open(self, point: ResumePoint) -> Resume:
         # A bound method, not a closure: a Resume is sent to other ranks.
-        return open_resume(self.directory, point, partial(self._report_damage, point))
+        return open_resume(
+            self.directory,
+            point,
+            partial(self._report_damage, point),
+            self._settings.memory_place,
+        )
 
     def _report_damage(self, point: ResumePoint, what: str) -> bool:
         if self._connection.closed:
@@ -321,6 +326,7 @@ class RunContext(RunDescription):
             permits=clients.open_permits(self._settings, self.monitor),
             sync_method=self.sync.method,
             save_timeout=self.checkpoint.save_timeout,
+            memory=self._settings.memory_place,
         )
         self._endings.add(made)
         return made

@@ -23,6 +23,7 @@ from trainsync.api.spec import (
     SyncStyle,
     Verify,
 )
+from trainsync.checkpoint.memory.place import DEFAULT_MEMORY, MemoryPlace
 from trainsync.runtime.errors import SettingsError
 from trainsync.runtime.servers import InferenceServers, read_servers, write_servers
 from trainsync.storage.saves.claims import LOCAL_UID
@@ -47,13 +48,16 @@ _CLUSTER_ONLY = (env.RUN_NAMESPACE, env.RUN_UID, env.CLUSTER, env.TOKEN_FILE)
 @dataclass(frozen=True)
 class CheckpointSettings:
     """``spec.checkpoint``: ``interval`` in training steps; ``max_to_keep`` None keeps all;
-    ``save_timeout`` in seconds, after which an incomplete save is aborted."""
+    ``save_timeout`` in seconds, after which an incomplete save is aborted; ``memory`` in bytes,
+    kept in ``memory_directory``, None keeps nothing there."""
 
     interval: int
     max_to_keep: int | None
     save_strategy: SaveStrategy
     verify: Verify
     save_timeout: int = SAVE_DEADLINE_SECONDS
+    memory: int | None = None
+    memory_directory: Path = DEFAULT_MEMORY
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,14 @@ class RunSettings:
         return self.trainer_cluster not in (None, self.cluster)
 
     @property
+    def memory_place(self) -> MemoryPlace | None:
+        """Where shards are kept in memory; None when they are not."""
+        memory, budget = self.checkpoint.memory_directory, self.checkpoint.memory
+        if budget is None:
+            return None
+        return MemoryPlace.of_run(memory, budget, self.uid, self.directory)
+
+    @property
     def is_local(self) -> bool:
         """Whether the monitor lives in the process that claimed the attempt."""
         return self.monitor_url is None
@@ -133,6 +145,7 @@ class RunSettings:
             env.CHECKPOINT_SAVE_STRATEGY: self.checkpoint.save_strategy.value,
             env.CHECKPOINT_VERIFY: self.checkpoint.verify.value,
             env.CHECKPOINT_SAVE_TIMEOUT: self.checkpoint.save_timeout,
+            env.CHECKPOINT_MEMORY: self.checkpoint.memory,
             env.SYNC_METHOD: self.sync.method.value,
             env.SYNC_INTERVAL: self.sync.interval,
             env.SYNC_TIMEOUT_SECONDS: f"{self.sync.timeout:g}",
@@ -143,6 +156,8 @@ class RunSettings:
             env.SYNC_MAX_STALENESS: self.sync.max_staleness,
             env.SERVER_URLS: write_servers(self.servers),
         }
+        if self.checkpoint.memory is not None:
+            values[env.CHECKPOINT_MEMORY_DIR] = self.checkpoint.memory_directory
         if not self.is_local:
             values |= {
                 env.RUN_NAMESPACE: self.namespace,
@@ -254,7 +269,24 @@ def _checkpoint(environ: Mapping[str, str]) -> CheckpointSettings:
         verify=_choice(environ, env.CHECKPOINT_VERIFY, Verify, fields["verify"].default),
         save_timeout=_number(environ, env.CHECKPOINT_SAVE_TIMEOUT, least=1)
         or SAVE_DEADLINE_SECONDS,
+        memory=_memory(environ),
+        memory_directory=Path(environ.get(env.CHECKPOINT_MEMORY_DIR) or DEFAULT_MEMORY),
     )
+
+
+def _memory(environ: Mapping[str, str]) -> int | None:
+    text = environ.get(env.CHECKPOINT_MEMORY)
+    if not text:
+        return None
+    try:
+        budget = whole_bytes(text)
+    except ValueError:
+        budget = 0
+    if budget < 1:
+        raise SettingsError(
+            f"{env.CHECKPOINT_MEMORY} is {text!r}; expected a quantity of bytes, such as 64Gi"
+        )
+    return budget
 
 
 def _sync(environ: Mapping[str, str]) -> SyncSettings:

@@ -14,7 +14,7 @@ from trainsync.api.names import (
     MAX_RUN_AND_CLUSTER_NAME,
     MAX_RUN_AND_SERVER_NAME,
 )
-from trainsync.api.quantities import SIZE_PATTERN
+from trainsync.api.quantities import MEMORY_PATTERN, SIZE_PATTERN
 
 
 @dataclass(frozen=True)
@@ -185,6 +185,13 @@ RULES: Final[dict[str, list[Rule]]] = {
             " && quantity(string(self)).compareTo(quantity('1Mi')) >= 0"
             " && quantity(string(self)).compareTo(quantity('16Gi')) <= 0",
             "spec.sync.bucketSize must be a quantity from 1Mi to 16Gi, such as 512Mi",
+        ),
+    ],
+    "spec.checkpoint.memory.budget": [
+        Rule(
+            f"isQuantity(string(self)) && (type(self) == int || self.matches('{MEMORY_PATTERN}'))"
+            " && quantity(string(self)).compareTo(quantity('1Mi')) >= 0",
+            "spec.checkpoint.memory.budget must be a quantity of at least 1Mi, such as 64Gi",
         ),
     ],
     "spec.clusters[]": [

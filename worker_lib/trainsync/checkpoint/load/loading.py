@@ -26,6 +26,7 @@ from trainsync.checkpoint.load.reshard.shard_files import Component, find_compon
 from trainsync.checkpoint.load.resume import Resume, require_resume
 from trainsync.checkpoint.load.state import Combine, StateLoad
 from trainsync.checkpoint.load.verify import Need, assign, verify, verify_all
+from trainsync.checkpoint.memory.lookup import Sources
 from trainsync.checkpoint.shard_names import shard_file_name
 from trainsync.checkpoint.training_state import LiveState, Stateful
 from trainsync.dist.agreement import Agreement
@@ -46,6 +47,8 @@ class Loaded:
         not_restored: the others that were saved, or asked for, each with the reason.
         extra: the ``extra`` of ``training_state``: this rank's; rank 0's where another number of
             ranks saved.
+        memory_bytes, volume_bytes: of the files that this rank read from memory (see
+            ``checkpoint.memory``), and from the volume.
     """
 
     step: int
@@ -53,6 +56,8 @@ class Loaded:
     restored: tuple[str, ...]
     not_restored: Mapping[str, str]
     extra: Mapping[str, Any]
+    memory_bytes: int = 0
+    volume_bytes: int = 0
 
 
 def load_sharded(
@@ -96,26 +101,32 @@ def load_sharded(
     """
     require_resume(resume, "load_sharded")
     ranks = open_agreement("load", timeout, LoadFailedError, LoadPeerLostError)
-    load = _RankLoad(resume, subdir, ranks)
+    with Sources(resume) as sources:
+        load = _RankLoad(resume, subdir, ranks, sources)
 
-    def plan() -> str:
-        live = LiveState(scheduler=scheduler, dataloader=dataloader, generators=generators or {})
-        load.plan(model, optimizer, live, rng, combine_dataloaders)
-        return json.dumps([socket.gethostname(), sorted(load.paths)])
+        def plan() -> str:
+            live = LiveState(
+                scheduler=scheduler, dataloader=dataloader, generators=generators or {}
+            )
+            load.plan(model, optimizer, live, rng, combine_dataloaders)
+            return json.dumps([socket.gethostname(), sorted(load.paths_on_volume)])
 
-    answers = [json.loads(answer) for answer in ranks.do("planning to load", plan)]
-    needs = [Need(host, frozenset(paths)) for host, paths in answers]
-    ranks.do("checking the files", lambda: load.check(needs))
-    ranks.do("reading", load.read)
-    ranks.do("changing the live state (which may be partly changed)", load.apply)
-    loaded = load.result(optimizer is not None)
+        answers = [json.loads(answer) for answer in ranks.do("planning to load", plan)]
+        needs = [Need(host, frozenset(paths)) for host, paths in answers]
+        ranks.do("checking the files", lambda: load.check(needs))
+        ranks.do("reading", load.read)
+        ranks.do("changing the live state (which may be partly changed)", load.apply)
+        loaded = load.result(optimizer is not None)
     logger.log(
         logging.INFO if ranks.rank == 0 else logging.DEBUG,
-        "step %d, saved by %d ranks: restored %s; not restored: %s",
+        "step %d, saved by %d ranks: restored %s; not restored: %s; %d bytes from memory, %d from "
+        "the volume",
         loaded.step,
         loaded.world_size,
         ", ".join(loaded.restored),
         "; ".join(f"{name} ({why})" for name, why in loaded.not_restored.items()) or "nothing",
+        loaded.memory_bytes,
+        loaded.volume_bytes,
     )
     return loaded
 
@@ -123,8 +134,9 @@ def load_sharded(
 class _RankLoad:
     """One rank's part of a load, phase by phase."""
 
-    def __init__(self, resume: Resume, subdir: str, ranks: Agreement) -> None:
+    def __init__(self, resume: Resume, subdir: str, ranks: Agreement, sources: Sources) -> None:
         self._resume = resume
+        self._sources = sources
         self._subdir = subdir
         self._ranks = ranks
         self._opened: list[str] = []
@@ -137,6 +149,12 @@ class _RankLoad:
         """Every file that this rank reads."""
         return self._state.paths.union(*(part.paths for part in self._parts))
 
+    @property
+    def paths_on_volume(self) -> set[str]:
+        """Those that are not in memory, whose bytes are checked there."""
+        self._sources.find(self.paths)
+        return {path for path in self.paths if not self._sources.in_memory(path)}
+
     def plan(
         self,
         model: torch.nn.Module,
@@ -146,8 +164,9 @@ class _RankLoad:
         combine: Combine | None,
     ) -> None:
         rank, world_size = self._ranks.rank, self._ranks.world_size
+        self._find_own()
         self._state = StateLoad(
-            self._resume.path,
+            self._sources.path,
             self._component("extra_state"),
             live,
             rank,
@@ -161,7 +180,8 @@ class _RankLoad:
                 self._parts.append(OptimizerLoad(self._reading("optim"), optimizer, rank))
         except Exception:
             for path in self._opened:
-                verify(self._resume, path)  # a damaged file would be the reason
+                if not self._sources.in_memory(path):
+                    verify(self._resume, path)  # a damaged file would be the reason
             raise
         for path in self.paths:
             self._resume.entry(path)  # raises when it was not saved
@@ -188,7 +208,20 @@ class _RankLoad:
         if not with_optimizer and self._component("optim") is not None:
             not_restored["optimizer"] = "it was saved, and not asked for"
         return Loaded(
-            self._resume.step, self._world_size, tuple(restored), not_restored, state.extra
+            self._resume.step,
+            self._world_size,
+            tuple(restored),
+            not_restored,
+            state.extra,
+            *self._sources.bytes(self.paths),
+        )
+
+    def _find_own(self) -> None:
+        """Look in memory for what this rank reads at least, all of it at once."""
+        rank, world_size = self._ranks.rank, self._ranks.world_size
+        components = [self._component(name) for name in ("model", "optim", "extra_state")]
+        self._sources.find(
+            found.path(found.home(rank, world_size)) for found in components if found is not None
         )
 
     def _component(self, name: str) -> Component | None:
@@ -206,7 +239,7 @@ class _RankLoad:
             self._world_size = component.world_size
         rank, world_size = self._ranks.rank, self._ranks.world_size
         self._opened.append(component.path(component.home(rank, world_size)))
-        return ComponentRead(self._resume.path, component, rank, world_size)
+        return ComponentRead(self._resume.path, component, rank, world_size, self._sources.path)
 
 
 def load_shard(resume: Resume, path: str, map_location: str | torch.device = "cpu") -> Any:
@@ -220,8 +253,11 @@ def load_shard(resume: Resume, path: str, map_location: str | torch.device = "cp
         CorruptCheckpointError: missing, or not what the manifest says.
     """
     require_resume(resume, "load_shard")
-    verify(resume, path)
-    return torch.load(resume.path / path, map_location=map_location, weights_only=True)
+    resume.entry(path)  # raises when it was not saved
+    with Sources(resume) as sources:
+        if not sources.in_memory(path):
+            verify(resume, path)
+        return torch.load(sources.path(path), map_location=map_location, weights_only=True)
 
 
 def load_rank_shard(

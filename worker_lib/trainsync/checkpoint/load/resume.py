@@ -13,6 +13,7 @@ from typing import Any, Final
 from trainsync.api.protocol import DamageReport, ResumePoint, SaveKind
 from trainsync.checkpoint.data_cursor import DATA_CURSOR_FILE
 from trainsync.checkpoint.errors import CorruptCheckpointError
+from trainsync.checkpoint.memory.place import MemoryPlace
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.errors import MonitorError
 from trainsync.storage.errors import StorageError
@@ -34,13 +35,14 @@ class Resume:
     """Training goes on after ``step``; ``path`` is the directory of that step's files.
 
     ``report`` tells the run's monitor that a file differs from the manifest, and returns whether
-    it could. A copy in another process has it, too.
+    it could. A copy in another process has it, too. ``memory``: where shard files may lie, too.
     """
 
     step: int
     path: Path
     manifest: Manifest
     report: Callable[[str], bool] | None = field(default=None, compare=False, repr=False)
+    memory: MemoryPlace | None = field(default=None, compare=False, repr=False)
 
     def entry(self, path: str) -> FileEntry:
         """The manifest's entry of a file, by its path relative to the step's directory.
@@ -111,14 +113,17 @@ def report_damage(monitor: MonitorClient, step: int, manifest_digest: str, what:
 
 
 def open_resume(
-    directory: Path, point: ResumePoint, report: Callable[[str], bool] | None = None
+    directory: Path,
+    point: ResumePoint,
+    report: Callable[[str], bool] | None = None,
+    memory: MemoryPlace | None = None,
 ) -> Resume:
     """Read the manifest that the monitor named, and check the sizes of its files.
 
     Digests are checked file by file when they are loaded, each by the rank that needs it.
 
     Args:
-        report: see `Resume`.
+        report, memory: see `Resume`.
 
     Raises:
         CorruptCheckpointError: the volume has another checkpoint than the monitor named.
@@ -136,4 +141,4 @@ def open_resume(
         raise CorruptCheckpointError(
             f"step {point.step} in {directory} cannot be resumed from: {error}"
         ) from error
-    return Resume(point.step, run.step(point.step), committed.manifest, report)
+    return Resume(point.step, run.step(point.step), committed.manifest, report, memory)

@@ -23,6 +23,7 @@ class StateLoad:
         restored, not_restored, extra: as in `trainsync.checkpoint.load.loading.Loaded`.
 
     Args:
+        locate: where to open a file, by its path in the step.
         component: None when the checkpoint has none.
 
     Raises:
@@ -31,7 +32,7 @@ class StateLoad:
 
     def __init__(
         self,
-        directory: Path,
+        locate: Callable[[str], Path],
         component: Component | None,
         live: LiveState,
         rank: int,
@@ -44,7 +45,7 @@ class StateLoad:
         self.restored: list[str] = []
         self.not_restored: dict[str, str] = {}
         self.extra: dict[str, Any] = {}
-        self._directory = directory
+        self._locate = locate
         self._component = component
         self._live = live
         self._rng = rng
@@ -151,7 +152,7 @@ class StateLoad:
         self.not_restored["rng"] = "the checkpoint has no component extra_state"
 
     def _load(self, path: str) -> dict[str, Any]:
-        state = open_shard(self._directory / path, mapped=False)
+        state = open_shard(self._locate(path), mapped=False)
         if not isinstance(state, Mapping):
             raise CorruptCheckpointError(
                 f"{path} holds a {type(state).__name__}; expected what training_state() returns"

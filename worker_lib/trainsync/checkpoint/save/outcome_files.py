@@ -25,6 +25,9 @@ _LONGEST_SECONDS: Final = 5.0
 Heard = Callable[[SaveKind, int, str], None]
 """Called with kind, step and cause of an abort."""
 
+Ended = Callable[[SaveKind, int, bool], None]
+"""Called with kind and step of a save that has ended, and whether it is committed."""
+
 
 class OutcomeFiles:
     """Finds the aborts that the monitor decided, without a request to the monitor.
@@ -38,6 +41,7 @@ class OutcomeFiles:
         lost_after: seconds after which a save's outcome is not expected any more.
         first_look: seconds until the first look after a part was written.
         unregistered: seconds after which a save that is not registered is warned of.
+        ended: called in that thread, once for each save whose outcome was found.
     """
 
     def __init__(
@@ -47,8 +51,10 @@ class OutcomeFiles:
         *,
         first_look: float = 1.0,
         unregistered: float = UNREGISTERED_WARNING_SECONDS,
+        ended: Ended = lambda kind, step, committed: None,
     ) -> None:
         self._heard = heard
+        self._tell_ended = ended
         self._lost_after = lost_after
         self._first_look = first_look
         self._warn_after = unregistered
@@ -174,4 +180,6 @@ class OutcomeFiles:
             return time.monotonic() > lost_at
         if outcome is not None and outcome.error is not None and not self._is_ended:
             self._heard(*key, outcome.error)
+        if outcome is not None:
+            self._tell_ended(*key, outcome.error is None)
         return outcome is not None or gone or time.monotonic() > lost_at

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.memory.kept import KeptShards
 from trainsync.checkpoint.save.permits import WritePermits
 from trainsync.checkpoint.save.registration import check_step
 
@@ -77,3 +78,4 @@ class SavingOptions:
     when_full: WhenFull = "wait"
     copy_timeout: float = 300.0
     permits: WritePermits | None = None
+    memory: KeptShards | None = None

@@ -17,6 +17,7 @@ from trainsync.checkpoint.errors import (
     SaveFailedError,
     aborted_error,
 )
+from trainsync.checkpoint.memory.kept import KeptFile, KeptShards
 from trainsync.checkpoint.save.files import writer as files
 from trainsync.checkpoint.save.part import Part
 from trainsync.checkpoint.save.permits import WritePermits
@@ -76,6 +77,7 @@ class PartWriter:
         claims: of this process, which says that no other process writes the part.
         known_failures: gets kind and step of a save that failed, before any report of it.
         in_caller: a function runs in the caller's thread, so that it may use collectives.
+        memory: keeps the state of a checkpoint, too; None: the volume alone has it.
     """
 
     monitor: MonitorClient
@@ -86,10 +88,12 @@ class PartWriter:
     claims: Writer
     known_failures: set[tuple[SaveKind, int]] = field(default_factory=set)
     in_caller: bool = False
+    memory: KeptShards | None = None
 
     def __post_init__(self) -> None:
         self.kind, self.step = self.part.kind, self.part.step
         self.participant = Participant(self.part.name, self.rank)
+        self._kept: KeptFile | None = None
         source = self.part.source
         self._function = None if isinstance(source, Mapping) else source
         self._own = files.OwnFiles(self.save, self.participant, self.directory, self.claims.id)
@@ -148,6 +152,7 @@ class PartWriter:
                 try:
                     # Of a process before this one, which speaks of other bytes.
                     receipts.withdraw_receipt(self.save, self.participant)
+                    self._keep(cost)
                     entries = self._write_files(state)
                 except FileNotFoundError:
                     # The monitor removes the staging of a save that is committed already.
@@ -156,6 +161,8 @@ class PartWriter:
                     return Written()
                 seconds = time.monotonic() - started
             queue_seconds = max(0.0, started - cost.staged)
+            if self._kept is not None:  # before any commit of the file, so that none misses it
+                self._kept.seal(entries[0].digest)
             self._write_receipt(entries, cost, seconds, queue_seconds)
         except (SaveAbortedError, SaveFailedError):
             raise
@@ -183,6 +190,11 @@ class PartWriter:
             self._clear()
         self.fail(error)
 
+    def _keep(self, cost: SaveCost) -> None:
+        if self.memory is None or self._function is not None or self.kind is SaveKind.STATE_DICT:
+            return
+        self._kept = self.memory.begin(self.step, self.participant, cost.staged_bytes)
+
     def _claim(self) -> tuple[str, ...]:
         return self.claims.claim(self.kind, self.step, self.participant)
 
@@ -193,7 +205,7 @@ class PartWriter:
         if self._function is None:
             path = part.path(shard_file_name(part.shard_name, self.rank, self.world_size))
             assert state is not None, "only a function has no staged copy"
-            entries = [files.write_state(self.directory, path, state.state)]
+            entries = [files.write_state(self.directory, path, state.state, self._kept)]
         else:
             if not self.is_collective:
                 self._run_function()
@@ -237,7 +249,10 @@ class PartWriter:
         files.produce_own(self._own, self._function)
 
     def _clear(self) -> None:
-        """Remove what a function left behind, as far as it can be removed."""
+        """Remove what is not of use any more, as far as it can be removed."""
+        if self._kept is not None:
+            self._kept.discard()
+            self._kept = None
         if self._function is not None:
             files.clear_own(self._own)
 
@@ -274,7 +289,7 @@ class PartWriter:
 
         Reported twice, on disk and to the monitor: either may be what just failed.
         """
-        self.known_failures.add((self.kind, self.step))
+        self._note_failed()
         try:
             outcome = receipts.read_outcome(self.save)
         except (OSError, StorageError) as disk_error:
@@ -340,8 +355,13 @@ class PartWriter:
                     f"{len(registered)} registered participants; register all participants"
                 )
 
-    def _aborted(self, cause: str) -> SaveAbortedError:
+    def _note_failed(self) -> None:
         self.known_failures.add((self.kind, self.step))
+        if self.memory is not None:
+            self.memory.ended(self.kind, self.step, False)
+
+    def _aborted(self, cause: str) -> SaveAbortedError:
+        self._note_failed()
         return aborted_error(f"{self} was aborted: {cause}", cause)
 
 

@@ -227,6 +227,7 @@ class SavePipeline:
             claims=self._claims,
             known_failures=self._watch.known,
             in_caller=in_caller,
+            memory=self._options.memory,
         )
 
     def _stage(self, save: _Save, overlapped: bool) -> None:

@@ -25,7 +25,7 @@ from trainsync.checkpoint.errors import (
 )
 from trainsync.checkpoint.save import ending
 from trainsync.checkpoint.save.missing import MissingReport
-from trainsync.checkpoint.save.outcome_files import OutcomeFiles
+from trainsync.checkpoint.save.outcome_files import Ended, OutcomeFiles
 from trainsync.checkpoint.save.registration import AWAY, Participants, register_saves
 from trainsync.checkpoint.save.threads import SerialExecutor
 from trainsync.monitor.client.base import MonitorClient
@@ -95,6 +95,7 @@ class SaveWatch:
             again. Failures that are raised here are added.
         timeout: seconds after which a save counts as lost.
         times: between requests.
+        ended: called in a thread of the watch when it knows how a save ended; maybe twice.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class SaveWatch:
         known: set[tuple[SaveKind, int]] | None = None,
         timeout: float = COMMIT_SECONDS,
         times: WatchTimes = TIMES,
+        ended: Ended = lambda kind, step, committed: None,
     ) -> None:
         self.monitor: Final = monitor
         self.known: Final = set() if known is None else known
@@ -110,6 +112,7 @@ class SaveWatch:
         """Whether this process registers saves."""
         self.times: Final = times
         self._timeout = timeout
+        self._tell_ended = ended
         self._followed: list[_Followed] = []
         self._failures: list[_Failure] = []
         self._lock = threading.Lock()  # guards the failures
@@ -118,7 +121,11 @@ class SaveWatch:
         # A daemon: the outcome is of interest to this process alone. It asks for one at a time.
         self._following = SerialExecutor("follow-saves", self._follow, daemon=True)
         self._outcomes = OutcomeFiles(
-            self._heard, timeout, first_look=times.first_look, unregistered=times.unregistered
+            self._heard,
+            timeout,
+            first_look=times.first_look,
+            unregistered=times.unregistered,
+            ended=ended,
         )
         ending.know(self)
 
@@ -317,7 +324,7 @@ class SaveWatch:
             seconds = times.shared_poll if self._following.waiting else times.poll
             status = question.ask(max(0.0, min(seconds, left)))
             if status is not None and status.state is SaveState.COMMITTED:
-                del save.open[0]
+                self._tell_ended(save.open.pop(0), save.participants.step, True)
             elif left <= 0:
                 raise question.timeout()
             if save.open:
@@ -344,6 +351,8 @@ class SaveWatch:
     def _end(
         self, save: _Followed, error: Exception | None = None, kind: SaveKind | None = None
     ) -> None:
+        if isinstance(error, SaveAbortedError) and kind is not None:
+            self._tell_ended(kind, save.participants.step, False)
         if error is not None:
             self._keep(save.participants.step, error, kind, tolerant=save.tolerant)
         save.answered.set()

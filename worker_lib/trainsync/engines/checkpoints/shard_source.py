@@ -16,6 +16,7 @@ from trainsync.checkpoint.errors import CorruptCheckpointError
 from trainsync.checkpoint.load.loading import load_rank_shard
 from trainsync.checkpoint.load.reshard.shard_files import find_component
 from trainsync.checkpoint.load.resume import Resume
+from trainsync.checkpoint.memory.place import MemoryPlace
 from trainsync.checkpoint.shard_names import shard_file_name
 from trainsync.engines.checkpoints.paths import inside_run, step_and_folder
 from trainsync.storage.errors import StorageError
@@ -55,8 +56,10 @@ Tell = Callable[[int, str, str], bool]
 """Takes the step, its manifest's digest, and how files differ; whether the monitor was told."""
 
 
-def open_source(local_path: str | Path, directory: Path, tell: Tell) -> ShardSource:
-    """The shards in ``local_path``; ``directory`` is the run's.
+def open_source(
+    local_path: str | Path, directory: Path, tell: Tell, memory: MemoryPlace | None = None
+) -> ShardSource:
+    """The shards in ``local_path``; ``directory`` is the run's, ``memory`` may have them, too.
 
     Raises:
         CorruptCheckpointError: in the run's directory, and not committed.
@@ -69,11 +72,14 @@ def open_source(local_path: str | Path, directory: Path, tell: Tell) -> ShardSou
             directory,
         )
         return ForeignDirectory(Path(local_path))
-    return committed_step(local_path, directory, tell)
+    return committed_step(local_path, directory, tell, memory)
 
 
-def committed_step(local_path: str | Path, directory: Path, tell: Tell) -> "CommittedStep":
-    """The committed checkpoint that ``local_path`` is a folder of; ``directory`` is the run's.
+def committed_step(
+    local_path: str | Path, directory: Path, tell: Tell, memory: MemoryPlace | None = None
+) -> "CommittedStep":
+    """The committed checkpoint that ``local_path`` is a folder of; ``directory`` is the run's,
+    ``memory`` may have its shards, too.
 
     Raises:
         CorruptCheckpointError: it is not committed.
@@ -91,7 +97,8 @@ def committed_step(local_path: str | Path, directory: Path, tell: Tell) -> "Comm
     except StorageError as error:
         raise CorruptCheckpointError(f"{local_path} cannot be loaded: {error}") from error
     report = partial(tell, step, committed.digest)
-    return CommittedStep(Resume(step, run.step(step), committed.manifest, report), folder)
+    resume = Resume(step, run.step(step), committed.manifest, report, memory)
+    return CommittedStep(resume, folder)
 
 
 @dataclass(frozen=True)

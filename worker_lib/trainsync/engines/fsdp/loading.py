@@ -57,7 +57,9 @@ class PartsLoader:
         def read() -> tuple[int | None, bool]:
             refuse()
             coordinator = self._coordinator
-            source = open_source(local_path, coordinator.directory, coordinator.report_damage)
+            source = open_source(
+                local_path, coordinator.directory, coordinator.report_damage, coordinator.memory
+            )
             sources.append(source)
             reshards = self._reshards(source, names)
             if not reshards:

@@ -1,7 +1,7 @@
 """Read a rank's part of a component out of the shards of however many ranks saved it."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -55,12 +55,20 @@ class ComponentRead:
     Args:
         directory: of the step.
         rank, world_size: of those that load.
+        locate: where to open a file, by its path in the step; None: in ``directory``.
     """
 
-    def __init__(self, directory: Path, component: Component, rank: int, world_size: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        component: Component,
+        rank: int,
+        world_size: int,
+        locate: Callable[[str], Path] | None = None,
+    ) -> None:
         self.component = component
         self.same_ranks = component.world_size == world_size or component.one_for_all
-        self._directory = directory
+        self._locate = directory.joinpath if locate is None else locate
         self._home = component.home(rank, world_size)
         # A value that is not sharded is rank 0's on all ranks, unless each rank has its own again.
         self._plain_home = self._home if self.same_ranks else 0
@@ -171,7 +179,7 @@ class ComponentRead:
     def _open(self, rank: int) -> Any:
         if rank == self._home and hasattr(self, "state"):
             return self.state
-        path = self._directory / self.component.path(rank)
+        path = self._locate(self.component.path(rank))
         state = open_shard(path)
         if not isinstance(state, Mapping):
             raise CorruptCheckpointError(f"{path} holds a {type(state).__name__}, not a mapping")

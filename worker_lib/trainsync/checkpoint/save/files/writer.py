@@ -19,6 +19,7 @@ from torch.utils import _config_module
 from torch.utils.serialization import config as torch_config
 
 from trainsync.checkpoint.errors import CheckpointError
+from trainsync.checkpoint.memory.kept import KeptFile
 from trainsync.checkpoint.save.files.stream import DigestingFile, buffered
 from trainsync.failpoints import failpoint
 from trainsync.storage import atomic, digest, layout
@@ -29,6 +30,7 @@ def write_state(
     files: Path,
     path: str,
     state: Any,
+    kept: KeptFile | None = None,
 ) -> FileEntry:
     """Write ``state`` to ``files``/``path``, so that ``torch.load(weights_only=True)`` reads it.
 
@@ -36,6 +38,7 @@ def write_state(
         files: the save's ``files/`` directory.
         path: relative to it.
         state: tensors must not change while this runs (see `trainsync.checkpoint.save.staging`).
+        kept: gets the same bytes.
 
     Raises:
         OSError: the disk failed; nothing is left under ``path``.
@@ -46,7 +49,7 @@ def write_state(
         with _without_crc():
             torch.save(state, file)
 
-    return _write(files, path, save)
+    return _write(files, path, save, kept)
 
 
 def _without_crc() -> AbstractContextManager[None]:
@@ -67,7 +70,12 @@ def write_bytes(files: Path, path: str, data: bytes) -> FileEntry:
     return _write(files, path, lambda file: file.write(data))
 
 
-def _write(files: Path, path: str, produce: Callable[[BinaryIO], object]) -> FileEntry:
+def _write(
+    files: Path,
+    path: str,
+    produce: Callable[[BinaryIO], object],
+    kept: KeptFile | None = None,
+) -> FileEntry:
     target = _target(files, path)
     temporary = atomic.temporary_name(target)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -76,7 +84,7 @@ def _write(files: Path, path: str, produce: Callable[[BinaryIO], object]) -> Fil
         try:
             os.fchmod(fd, atomic.FILE_MODE)
             failpoint("save.opened")
-            file = DigestingFile(fd)
+            file = DigestingFile(fd, kept=kept)
             try:
                 with buffered(file) as gathering:
                     produce(gathering)

@@ -1,0 +1,57 @@
+"""Helpers for tests of shards in memory: a run, its place in memory, and what lies there."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainsync.checkpoint.memory.kept import KeptShards
+from trainsync.checkpoint.memory.place import KeptName, MemoryPlace
+from trainsync.storage import digest
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.saves.receipts import Participant
+
+INCARNATION = "0123456789abcdef"
+MODEL = Participant("model", 0)
+BUDGET = 64 << 20
+
+
+def place_in(directory: Path, budget: int = BUDGET) -> MemoryPlace:
+    return MemoryPlace.of_run(directory / "shm", budget, "uid", directory / "run")
+
+
+@dataclass
+class Keeping:
+    """What one process keeps, of one run, below ``directory``."""
+
+    directory: Path
+    attempt: int = 0
+    incarnation: str = INCARNATION
+    budget: int = BUDGET
+
+    def __post_init__(self) -> None:
+        (self.directory / "shm").mkdir(exist_ok=True)
+        self.place = place_in(self.directory, self.budget)
+        self.run = RunDirectory(self.directory / "run")
+        self.shards = KeptShards(self.place, self.run, self.attempt, self.incarnation)
+
+    def keep(self, step: int, data: bytes, participant: Participant = MODEL) -> None:
+        file = self.shards.begin(step, participant, len(data))
+        if file is not None:
+            file.write(memoryview(data))
+            file.seal(digest_of(data))
+
+    def commit(self, step: int) -> None:
+        manifest = self.run.root / f"global_step_{step}" / "MANIFEST.checkpoint.json"
+        manifest.parent.mkdir(parents=True, exist_ok=True)
+        manifest.write_text("{}")
+
+    def names(self) -> list[KeptName]:
+        return sorted(self.place.files(), key=lambda kept: kept.name)
+
+    def sealed(self) -> list[int]:
+        return sorted(kept.step for kept in self.names() if kept.digest is not None)
+
+
+def digest_of(data: bytes) -> str:
+    hasher = digest.new_hasher()
+    hasher.update(data)
+    return digest.format_digest(hasher)

@@ -1,0 +1,73 @@
+"""A process that saves ``model`` as rank 0 of 1 and may kill itself at a failpoint."""
+
+import os
+import secrets
+import signal
+from pathlib import Path
+
+import torch
+from trainsync import failpoints
+from trainsync.checkpoint.coordinator import CheckpointCoordinator
+from trainsync.monitor.client.local import LocalMonitorClient
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.saves.claims import next_attempt
+
+from tests.distributed.forked import CONTEXT, preload
+from tests.unit.checkpoint.memory.keeping import place_in
+
+preload("trainsync.checkpoint.coordinator", "trainsync.monitor.client.local")
+
+VALUES = 100_000
+
+
+def run(directory: Path, steps: list[int], point: str | None = None) -> int | None:
+    """Save ``steps`` in another process; its exit code.
+
+    Args:
+        point: where it kills itself, such as ``memory.sealing/2``: the second time.
+    """
+    process = CONTEXT.Process(target=_save, args=(directory, steps, point))
+    process.start()
+    process.join(60)
+    if process.is_alive():
+        process.kill()
+        raise TimeoutError("the process saves for a minute")
+    return process.exitcode
+
+
+def open_monitor(directory: Path) -> LocalMonitorClient:
+    """Claims the next attempt."""
+    client = LocalMonitorClient(
+        directory / "run",
+        attempt=next_attempt(RunDirectory(directory / "run")),
+        incarnation=secrets.token_hex(8),
+        tick_seconds=0.05,
+    )
+    client.claim("local")
+    return client
+
+
+def _save(directory: Path, steps: list[int], point: str | None) -> None:
+    monitor = open_monitor(directory)
+    if point is not None:
+        _kill_at(point)
+    coordinator = CheckpointCoordinator(monitor, directory / "run", memory=place_in(directory))
+    for step in steps:
+        coordinator.register(step, checkpoint_participants=[("model", 0)])
+        coordinator.save_async("model", {"w": torch.full((VALUES,), float(step))}, step)
+        coordinator.finish(step, timeout=50)
+    monitor.close()
+
+
+def _kill_at(point: str) -> None:
+    area, _, rest = point.partition(".")
+    name, _, hit = rest.partition("/")
+    left = int(hit)
+
+    def handler(reached: str) -> None:
+        nonlocal left
+        left -= reached == name
+        if left == 0 and reached == name:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    failpoints.enable(area, handler)

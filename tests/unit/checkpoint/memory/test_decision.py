@@ -1,0 +1,64 @@
+"""Which files in memory are dropped: never one that a load may need, and all others."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from trainsync.checkpoint.memory.decision import to_drop
+from trainsync.checkpoint.memory.place import KeptName
+
+DIGEST = "xxh3-128:" + "0" * 32
+OWN = "0123456789abcdef"
+OTHER = "fedcba9876543210"
+
+steps = st.integers(0, 6)
+files = st.lists(
+    st.builds(
+        KeptName,
+        name=st.text("abc", min_size=1, max_size=3),
+        step=steps,
+        attempt=st.integers(0, 3),
+        incarnation=st.sampled_from([OWN, OTHER]),
+        digest=st.sampled_from([None, DIGEST]),
+    ),
+    max_size=20,
+)
+newest_steps = st.none() | steps
+
+
+@given(files, newest_steps, st.frozensets(steps))
+def test_whole_files_of_the_newest_commit_stay(
+    kept: list[KeptName], newest: int | None, aborted: frozenset[int]
+) -> None:
+    dropped = to_drop(kept, attempt=1, incarnation=OWN, newest=newest, aborted=aborted)
+    assert not [file for file in dropped if file.step == newest and file.digest is not None]
+
+
+@given(files, newest_steps, st.frozensets(steps))
+def test_nothing_of_a_later_attempt_is_touched(
+    kept: list[KeptName], newest: int | None, aborted: frozenset[int]
+) -> None:
+    dropped = to_drop(kept, attempt=1, incarnation=OWN, newest=newest, aborted=aborted)
+    assert all(file.attempt <= 1 for file in dropped)
+
+
+@given(files, newest_steps, st.frozensets(steps))
+def test_what_may_still_commit_stays_and_the_rest_goes(
+    kept: list[KeptName], newest: int | None, aborted: frozenset[int]
+) -> None:
+    mine = [replace(file, attempt=1) for file in kept]
+    dropped = to_drop(mine, attempt=1, incarnation=OWN, newest=newest, aborted=aborted)
+    for file in mine:
+        whole = file.step == newest and file.digest is not None
+        in_flight = file.incarnation == OWN and file.step not in aborted
+        in_flight = in_flight and (newest is None or file.step >= newest)
+        assert (file in dropped) is not (whole or in_flight)
+
+
+def test_a_process_that_starts_again_keeps_what_it_resumes_from_and_nothing_in_flight() -> None:
+    def file(step: int, whole: bool) -> KeptName:
+        return KeptName(f"{step}-{whole}", step, 0, OTHER, DIGEST if whole else None)
+
+    kept = [file(4, True), file(5, True), file(6, True), file(7, False)]
+    dropped = to_drop(kept, attempt=1, incarnation=OWN, newest=5)
+    assert [one.step for one in dropped] == [4, 6, 7]

@@ -1,0 +1,90 @@
+"""kill -9 at any point of keeping: the next process loads the commit, whatever lies in memory."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from trainsync import failpoints
+from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.load.loading import load_shard
+from trainsync.checkpoint.load.resume import Resume, open_resume
+from trainsync.checkpoint.memory.lookup import Sources
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.saves.manifest import committed_steps
+
+from tests.unit.checkpoint.memory import keeping_process
+from tests.unit.checkpoint.memory.keeping import place_in
+
+PATH = "actor/model_world_size_1_rank_0.pt"
+POINTS = [f"memory.{point}/{hit}" for point in failpoints.POINTS["memory"] for hit in (1, 2)]
+SAVES = [f"save.{point}/2" for point in failpoints.POINTS["save"]]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "shm").mkdir()
+    (tmp_path / "run").mkdir()
+    return tmp_path
+
+
+def resume_of(directory: Path) -> Resume | None:
+    monitor = keeping_process.open_monitor(directory)
+    try:
+        point = monitor.resume()
+        if point is None:
+            return None
+        return open_resume(directory / "run", point, memory=place_in(directory))
+    finally:
+        monitor.close()
+
+
+def damage_volume(resume: Resume) -> None:
+    """Other bytes, as many as before."""
+    path = resume.path / PATH
+    path.write_bytes(b"\0" * path.stat().st_size)
+
+
+def value_of(resume: Resume) -> float:
+    tensor: torch.Tensor = load_shard(resume, PATH)["w"]
+    assert bool((tensor == tensor[0]).all())
+    assert tensor.shape == (keeping_process.VALUES,)
+    return float(tensor[0])
+
+
+def test_a_process_that_was_not_disturbed_leaves_its_last_commit_in_memory(
+    directory: Path,
+) -> None:
+    assert keeping_process.run(directory, [5, 6, 7]) == 0
+    resume = resume_of(directory)
+    assert resume is not None
+    damage_volume(resume)
+    assert value_of(resume) == 7.0
+
+
+@pytest.mark.parametrize("point", POINTS + SAVES)
+def test_a_kill_at_any_point_leaves_nothing_that_is_loaded_wrongly(
+    directory: Path, point: str
+) -> None:
+    code = keeping_process.run(directory, [5, 6, 7], point)
+    assert code == -signal.SIGKILL
+    resume = resume_of(directory)
+    if resume is not None:
+        assert value_of(resume) == float(resume.step)
+    # The next process saves on, and what the killed one left in flight does not stay.
+    assert keeping_process.run(directory, [8]) == 0
+    assert committed_steps(RunDirectory(directory / "run"), SaveKind.CHECKPOINT)[-1] == 8
+    left = list(place_in(directory).files())
+    assert all(kept.digest is not None for kept in left)
+    # It may end before it hears of its last commit.
+    assert {8} <= {kept.step for kept in left} <= {8, resume.step if resume else 8}
+
+
+def test_a_kill_after_the_receipt_is_restored_from_memory(directory: Path) -> None:
+    """The monitor commits what is whole on the volume, and memory has it already."""
+    assert keeping_process.run(directory, [5, 6], "save.receipt/2") == -signal.SIGKILL
+    resume = resume_of(directory)
+    assert resume is not None
+    assert resume.step == 6
+    with Sources(resume) as sources:
+        assert sources.in_memory(PATH)

@@ -1,0 +1,249 @@
+"""One process's files in memory: written beside those on the volume, and dropped in time.
+
+Nothing here fails a save, or makes the trainer wait: it runs in the thread that writes the file to
+the volume, and what goes wrong ends the keeping of that file, with a line in the log.
+"""
+
+import fcntl
+import logging
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.memory.decision import to_drop
+from trainsync.checkpoint.memory.place import MemoryPlace
+from trainsync.checkpoint.memory.sweep import forget_later, hold, sweep
+from trainsync.failpoints import failpoint
+from trainsync.storage.digest import ALGORITHM
+from trainsync.storage.errors import StorageError
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.saves.manifest import committed_steps
+from trainsync.storage.saves.receipts import Participant
+
+logger = logging.getLogger(__name__)
+
+_LOCK: Final = "lock"
+_LOCK_SECONDS: Final = 1.0  # to wait for another process, which holds it for a listing
+_GROWTH: Final = 16 << 20  # bytes that a file takes at a time beyond what was expected
+_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class _NoRoomError(Exception):
+    """The budget does not allow it."""
+
+
+class KeptShards:
+    """What this process keeps in memory. Thread-safe.
+
+    Args:
+        run: on the volume, where the commits are.
+        attempt, incarnation: of this process.
+    """
+
+    def __init__(
+        self, place: MemoryPlace, run: RunDirectory, attempt: int, incarnation: str
+    ) -> None:
+        self.place: Final = place
+        self._run = run
+        self._attempt = attempt
+        self._incarnation = incarnation
+        self._newest: int | None = None
+        self._aborted: set[int] = set()
+        self._looked_for = -1  # step for which the commits on the volume were looked up
+        self._lock = threading.Lock()  # guards these, and the log
+        self._told: set[str] = set()
+        self._held: int | None = None  # for the life of this object
+
+    def begin(self, step: int, participant: Participant, expected: int) -> "KeptFile | None":
+        """Begin to keep a shard file; None when it is not kept.
+
+        Args:
+            expected: about how many bytes it will have.
+        """
+        try:
+            self._hold()
+            self._look(step)
+            self._drop()
+            stem = f"{step}-{self._attempt}-{self._incarnation}"
+            stem += f"-{participant.component}-{participant.rank}"
+            path = self.place.directory / f"{stem}-writing-{secrets.token_hex(8)}"
+            fd = os.open(path, _FLAGS | os.O_EXCL, 0o600)
+            file = KeptFile(self, path, stem, fd)
+            try:
+                failpoint("memory.opened")
+                self.reserve(fd, expected)
+            except BaseException:
+                file.discard()
+                raise
+        except (_NoRoomError, OSError, StorageError) as error:
+            self.skip(f"{participant} of step {step}", error)
+            return None
+        return file
+
+    def ended(self, kind: SaveKind, step: int, committed: bool) -> None:
+        """A save has ended: what is not needed any more is dropped. Never blocks on the volume."""
+        if kind is not SaveKind.CHECKPOINT:
+            return
+        with self._lock:
+            if committed:
+                self._newest = step if self._newest is None else max(self._newest, step)
+            else:
+                self._aborted.add(step)
+        try:
+            self._drop()
+        except OSError as error:
+            self.skip(f"what is older than step {step}", error)
+
+    def skip(self, what: str, error: Exception) -> None:
+        """Say, once for each kind of reason, that the volume alone has it."""
+        with self._lock:
+            is_new = type(error).__name__ not in self._told
+            self._told.add(type(error).__name__)
+        logger.log(
+            logging.WARNING if is_new else logging.DEBUG,
+            "%s is not kept in memory, and would be loaded from the volume: %s",
+            what,
+            error,
+        )
+
+    def reserve(self, fd: int, size: int) -> None:
+        """Let the file be ``size`` bytes long, if the budget allows that for all processes.
+
+        Its length counts, not the memory that it has so far: two that begin together are both
+        counted in full.
+
+        Raises:
+            OSError: it cannot be done.
+        """
+        with self._alone():
+            own = os.fstat(fd).st_size
+            used = sum(self._size(kept.name) for kept in self.place.files()) - own
+            if used + size > self.place.budget:
+                raise _NoRoomError(
+                    f"{used + size} bytes would be kept, with a budget of {self.place.budget}"
+                )
+            os.ftruncate(fd, size)
+
+    def _hold(self) -> None:
+        """Once: make the place, and remove what runs that are over have left beside it."""
+        with self._lock:
+            if self._held is None:
+                self.place.make()
+                self._held = hold(self.place)
+                weakref.finalize(self, os.close, self._held)
+                sweep(self.place)
+                forget_later(self.place, self._attempt)
+
+    def _look(self, step: int) -> None:
+        """Look up the newest commit, once a step; a process does not hear of every one."""
+        with self._lock:
+            is_known = self._looked_for == step
+        steps = [] if is_known else committed_steps(self._run, SaveKind.CHECKPOINT)
+        newest = max(steps, default=None)
+        with self._lock:
+            self._looked_for = step
+            self._aborted.discard(step)  # it is saved again
+            if newest is not None:
+                self._newest = newest if self._newest is None else max(self._newest, newest)
+
+    def _drop(self) -> None:
+        with self._lock:
+            newest, aborted = self._newest, frozenset(self._aborted)
+        dropped = to_drop(
+            self.place.files(),
+            attempt=self._attempt,
+            incarnation=self._incarnation,
+            newest=newest,
+            aborted=aborted,
+        )
+        if dropped:
+            failpoint("memory.dropping")
+        for kept in dropped:
+            self.place.path(kept).unlink(missing_ok=True)
+
+    def _size(self, name: str) -> int:
+        with suppress(FileNotFoundError):
+            return (self.place.directory / name).lstat().st_size
+        return 0
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Other processes do not reserve meanwhile. Raises `TimeoutError`."""
+        fd = os.open(self.place.directory / _LOCK, _FLAGS, 0o600)
+        try:
+            deadline = time.monotonic() + _LOCK_SECONDS
+            while True:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise TimeoutError("another process reserves memory") from None
+                time.sleep(0.005)
+            yield
+        finally:
+            os.close(fd)  # and unlocks
+
+
+class KeptFile:
+    """A shard file that is written into memory, from front to back. One thread."""
+
+    def __init__(self, shards: KeptShards, path: Path, stem: str, fd: int) -> None:
+        self._shards = shards
+        self._path = path
+        self._stem = stem
+        self._fd: int | None = fd
+        self._size = 0
+
+    def write(self, block: memoryview) -> None:
+        """Take the next bytes; never raises."""
+        if self._fd is None:
+            return
+        try:
+            end = self._size + len(block)
+            if end > os.fstat(self._fd).st_size:
+                self._shards.reserve(self._fd, end + _GROWTH)
+            while block:
+                taken = os.write(self._fd, block)
+                self._size += taken
+                block = block[taken:]
+        except (_NoRoomError, OSError) as error:
+            self.discard()
+            self._shards.skip(self._stem, error)
+
+    def seal(self, digest: str) -> None:
+        """The file is whole: from now on it may be loaded; never raises.
+
+        Args:
+            digest: of its bytes, as in a manifest.
+        """
+        if self._fd is None:
+            return
+        try:
+            failpoint("memory.sealing")
+            os.ftruncate(self._fd, self._size)
+            name = f"{self._stem}-{digest.removeprefix(f'{ALGORITHM}:')}"
+            self._path.rename(self._path.with_name(name))
+            failpoint("memory.sealed")
+        except OSError as error:  # such as: a later attempt has dropped it
+            self.discard()
+            self._shards.skip(self._stem, error)
+            return
+        os.close(self._fd)
+        self._fd = None
+
+    def discard(self) -> None:
+        """Drop it, unless it is sealed; never raises."""
+        if self._fd is None:
+            return
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        os.close(self._fd)
+        self._fd = None

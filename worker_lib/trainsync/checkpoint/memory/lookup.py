@@ -1,0 +1,130 @@
+"""The files that one load reads: each from memory if it lies there whole, else from the volume."""
+
+import logging
+import os
+import stat
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from trainsync.checkpoint.load.resume import Resume
+from trainsync.checkpoint.memory.place import MemoryPlace
+from trainsync.storage import digest
+from trainsync.storage.saves.receipts import FileEntry
+
+logger = logging.getLogger(__name__)
+
+_OPENED: Final = Path("/proc/self/fd")  # of Linux; elsewhere nothing is found
+_THREADS: Final = 4
+_BLOCK: Final = 512 << 10
+_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+class Sources:
+    """A context in which files of a checkpoint are found; tensors that are mapped outlive it.
+
+    A file in memory is opened once, read to its last bit, and used through what was opened: a name
+    may be given to other bytes meanwhile, or dropped.
+    """
+
+    def __init__(self, resume: Resume) -> None:
+        self._resume = resume
+        self._opened: dict[str, int | None] = {}  # descriptor by path; None: on the volume
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files; no path of memory may be opened any more."""
+        for fd in self._opened.values():
+            if fd is not None:
+                os.close(fd)
+        self._opened.clear()
+
+    def find(self, paths: Iterable[str]) -> None:
+        """Look for these files in memory, several at once."""
+        place = self._resume.memory if _OPENED.is_dir() else None
+        new = sorted(set(paths) - self._opened.keys())
+        if place is None or not new:
+            return
+        entries = {path: self._resume.entry(path) for path in new}
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="trainsync-memory") as pool:
+            found = pool.map(lambda path: _open(place, entries[path]), new)
+            self._opened.update(zip(new, found, strict=True))
+
+    def in_memory(self, path: str) -> bool:
+        """Whether the file was found in memory: it is as the manifest says, to the last bit."""
+        self.find([path])
+        return self._opened.get(path) is not None
+
+    def path(self, path: str) -> Path:
+        """Where to open a file of the checkpoint, by its path relative to the step's directory."""
+        if self.in_memory(path):
+            return _OPENED / str(self._opened[path])
+        return self._resume.path / path
+
+    def bytes(self, paths: Iterable[str]) -> tuple[int, int]:
+        """How many bytes of these files are read from memory, and from the volume."""
+        memory = volume = 0
+        for path in paths:
+            size = self._resume.entry(path).bytes
+            if self.in_memory(path):
+                memory += size
+            else:
+                volume += size
+        return memory, volume
+
+
+def _open(place: MemoryPlace, entry: FileEntry) -> int | None:
+    """A descriptor of the entry's file in memory, if one is there that is what it must be."""
+    try:
+        found = [kept for kept in place.files() if kept.digest == entry.digest]
+    except OSError as error:
+        logger.warning("%s is read from the volume: memory cannot be used: %s", entry.path, error)
+        return None
+    for kept in found:
+        path = place.path(kept)
+        try:
+            fd = os.open(path, _FLAGS)
+        except OSError as error:
+            logger.warning("%s is read from the volume: %s", entry.path, error)
+            continue
+        try:
+            problem = _problem(fd, entry)
+        except OSError as error:
+            problem = f"cannot be read: {error}"
+        except BaseException:
+            os.close(fd)
+            raise
+        if problem is None:
+            return fd
+        os.close(fd)
+        logger.warning("%s is read from the volume: %s in memory %s", entry.path, path, problem)
+    return None
+
+
+def _problem(fd: int, entry: FileEntry) -> str | None:
+    about = os.fstat(fd)
+    if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
+        return "is not a file of this user"
+    if about.st_size != entry.bytes:
+        return f"has {about.st_size} bytes, expected {entry.bytes}"
+    hasher = digest.new_hasher()
+    buffer = bytearray(_BLOCK)
+    view = memoryview(buffer)
+    done = 0
+    while done < entry.bytes and (count := os.preadv(fd, [buffer], done)):
+        hasher.update(view[:count])
+        done += count
+    found = digest.format_digest(hasher)
+    return None if found == entry.digest else f"has digest {found}, expected {entry.digest}"

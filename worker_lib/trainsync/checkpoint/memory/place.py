@@ -1,0 +1,120 @@
+"""Where the processes of a pod keep shard files in memory, and whether that place may be used."""
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from trainsync.storage.digest import ALGORITHM
+
+DEFAULT_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a directory of this user below it
+_KEY_DIGITS: Final = 32
+_NAME: Final = re.compile(
+    r"(?P<step>[0-9]{1,19})-(?P<attempt>[0-9]{1,19})-(?P<incarnation>[a-z0-9]{8,32})"
+    r"-(?P<component>[a-z0-9_]{1,64})-(?P<rank>[0-9]{1,9})"
+    r"-(?:writing-[0-9a-f]{16}|(?P<digest>[0-9a-f]{32}))"
+)
+
+
+@dataclass(frozen=True)
+class MemoryPlace:
+    """The directory of one run in a memory file system, shared by the processes of a pod.
+
+    Attributes:
+        directory: of this user alone; its parent, too.
+        budget: bytes that all of them may keep there.
+    """
+
+    directory: Path
+    budget: int
+
+    @classmethod
+    def of_run(cls, memory: Path, budget: int, uid: str, checkpoints: Path) -> Self:
+        """The place of a run.
+
+        Args:
+            memory: where the memory file system is mounted.
+            uid: of the run.
+            checkpoints: the run's directory on the volume, by which local runs are told apart.
+        """
+        identity = f"{uid}\n{os.path.realpath(checkpoints)}".encode()
+        key = hashlib.sha256(identity).hexdigest()[:_KEY_DIGITS]
+        return cls(memory / f"trainsync-{os.geteuid()}" / key, budget)
+
+    def make(self) -> None:
+        """Make the directory, if it is not there.
+
+        Raises:
+            OSError: it cannot be made, or is not this user's alone.
+        """
+        for directory in (self.directory.parent, self.directory):
+            try:
+                directory.mkdir(mode=0o700)
+            except FileExistsError:
+                _check_own(directory)
+
+    def files(self) -> Iterator["KeptName"]:
+        """What is kept and being written; nothing when there is no such directory.
+
+        Raises:
+            OSError: the directory is not this user's alone.
+        """
+        try:
+            for directory in (self.directory.parent, self.directory):
+                _check_own(directory)
+            names = [path.name for path in self.directory.iterdir()]
+        except FileNotFoundError:
+            return
+        for name in names:
+            kept = KeptName.parse(name)
+            if kept is not None:
+                yield kept
+
+    def path(self, kept: "KeptName") -> Path:
+        """Path of a file."""
+        return self.directory / kept.name
+
+
+@dataclass(frozen=True)
+class KeptName:
+    """The name of a file in memory: what was to be kept, by which process.
+
+    Attributes:
+        digest: of its bytes, as in a manifest; None while it is written.
+    """
+
+    name: str
+    step: int
+    attempt: int
+    incarnation: str
+    digest: str | None
+
+    @classmethod
+    def parse(cls, name: str) -> Self | None:
+        """None for a name that is none of ours."""
+        found = _NAME.fullmatch(name)
+        if found is None:
+            return None
+        digest = found["digest"]
+        return cls(
+            name,
+            int(found["step"]),
+            int(found["attempt"]),
+            found["incarnation"],
+            None if digest is None else f"{ALGORITHM}:{digest}",
+        )
+
+
+def _check_own(directory: Path) -> None:
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(f"{directory} is not a directory")
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(
+            f"{directory} has owner {found.st_uid} and mode {stat.S_IMODE(found.st_mode):o}; "
+            f"expected owner {os.geteuid()} and no rights for others"
+        )
