@@ -26,6 +26,9 @@ pytestmark = [
 NO_IMAGE = "localhost/trainsync/none:1"
 QUEUE = {"yunikorn.apache.org/queue": "root.rl"}
 GANG = {"scheduling.k8s.io/group-name": "mine"}
+NOTE = {
+    "note": "two\n\tlines: 'é' \u2028 \U0001f3d6\ufe0f \\ud83c"
+}  # with an emoji, as gloo's errors
 CLAIM = "spec.checkpoint.storage.volumeClaimTemplate"
 CHILDREN = {
     "persistentvolumeclaim": "{run}-checkpoints",
@@ -56,7 +59,7 @@ def manifest(name: str) -> dict[str, Any]:
     run = changed(minimal(name), "spec.clusters.0.image", NO_IMAGE)
     run = changed(run, "spec.clusters.0.groups.1", {"name": "explorer", "role": "Explorer"})
     run = changed(run, "metadata.labels", QUEUE)
-    head = {"metadata": {"annotations": GANG}, "spec": {"containers": [{"name": "ray"}]}}
+    head = {"metadata": {"annotations": GANG | NOTE}, "spec": {"containers": [{"name": "ray"}]}}
     run = changed(run, "spec.clusters.0.head.template", head)
     storage = {"volumeClaimTemplate": {"size": "1Mi", "retentionPolicy": "Delete"}}
     return changed(run, "spec.checkpoint.storage", storage)
@@ -153,6 +156,13 @@ def test_what_batch_schedulers_read_reaches_the_ray_cluster_and_the_pods(
         )
 
     wait_until("the head pod is there", annotated)
+
+
+def test_any_text_of_a_template_reaches_the_ray_cluster(ns: Kubectl, run: dict[str, Any]) -> None:
+    ray = ns.get("raycluster", "shared-main-0")
+    assert ray is not None
+    told = ray["spec"]["headGroupSpec"]["template"]["metadata"]["annotations"]
+    assert told.items() >= NOTE.items()
 
 
 def test_a_run_that_is_to_go_deletes_itself_and_its_claim_outlives_it(ns: Kubectl) -> None:

@@ -1,14 +1,17 @@
 """A connection to the API server, and the one error for what the API server refuses."""
 
-from typing import Any
+from typing import Any, Final
 
 from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio import config
 from kubernetes.aio.client.exceptions import ApiException
 
 from trainsync.kube.answers import message_in
+from trainsync.kube.apply_body import apply_body
 
 Object = dict[str, Any]
+
+_APPLY: Final = "application/apply-patch+yaml"
 
 
 class KubeError(Exception):
@@ -32,7 +35,26 @@ async def connect(connections: int | None = None) -> kubernetes_client.ApiClient
         config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
     except config.ConfigException:
         await config.load_kube_config(client_configuration=settings)  # type: ignore[no-untyped-call]
-    return kubernetes_client.ApiClient(configuration=settings)
+    return _ApiClient(configuration=settings)
+
+
+class _ApiClient(kubernetes_client.ApiClient):
+    """Writes the body of a server-side apply itself; see `apply_body`."""
+
+    async def call_api(
+        self,
+        method: str,
+        url: str,
+        header_params: dict[str, str] | None = None,
+        body: Any = None,
+        *arguments: Any,
+        **named: Any,
+    ) -> Any:
+        if header_params is not None and header_params.get("Content-Type") == _APPLY:
+            # With a parameter, which the API server ignores, the client takes the text as it is.
+            header_params["Content-Type"] = f"{_APPLY}; charset=utf-8"
+            body = apply_body(body)
+        return await super().call_api(method, url, header_params, body, *arguments, **named)
 
 
 def message_of(error: ApiException) -> str:
