@@ -42,6 +42,14 @@ def checkpoints() -> list[Part]:
             Query(f"sum by (le) (increase({commit}_bucket{{{THIS}}}[{WINDOW}]))"),
         ),
         line(
+            "Loads to resume",
+            "Bytes that all ranks read by load_sharded in ten minutes, from the memory of the "
+            "trainers' pods and from the volume.",
+            "bytes",
+            Query(increase("trainsync_checkpoint_loaded_bytes_total", "source"), "from {{source}}"),
+            style="bars",
+        ),
+        line(
             "Training blocked, a save",
             "How long training stood still for a save: all parts of its slowest rank.",
             "s",

@@ -73,11 +73,12 @@ def _ask_on(
             )
 
 
-def _proven(status: dict[str, Any]) -> list[str | None]:
-    """What the server says it has, and what is proven of it."""
+def _proven(status: dict[str, Any]) -> list[str | int | None]:
+    """What the server says it has, what is proven of it, and the attempt: the next one may publish
+    the same version again, after another one in between."""
     proof = status["proof"] or {}
     proven = proof.get("version") if proof.get("verdict") == "proven" else None
-    return [status["serverSays"], proven]
+    return [status["serverSays"], proven, status["attempt"]]
 
 
 def _get(port: int, path: str) -> tuple[int, bytes]:

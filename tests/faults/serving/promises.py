@@ -34,7 +34,8 @@ def check_answers(
 ) -> list[int]:
     """Check every answer; returns the versions of those that count as served, in order.
 
-    An answer counts when the server was ready before and after it, with the same version. All its
+    An answer counts when the server was ready before and after it, with the same version of the
+    same attempt. All its
     tokens must be of that version then, which is proven. Any other answer may be of several
     versions, as that of a request which goes on through an update, but no token of two.
 
@@ -62,7 +63,7 @@ def check_answers(
                 raise BrokenError(f"an answer says {tag!r}, and is not of its weights: {record}")
             candidates[tag] = left
         if counts:
-            tag, proven = before
+            tag, proven, _ = before
             wrong = {name for _, _, name in record["tokens"]} - {tag}
             if proven != tag or wrong:
                 raise BrokenError(f"ready with {tag!r}, of which {proven!r} is proven: {record}")

@@ -42,6 +42,7 @@ def answered(
     said: Variant | None = None,
     before: Variant = ONE,
     after: Variant | None = ONE,
+    attempts: tuple[int, int] = (0, 0),
 ) -> dict[str, Any]:
     """A record of an answer, each of whose tokens is made by other weights.
 
@@ -60,8 +61,8 @@ def answered(
         "status": 200,
         "prompt": [3, 5],
         "tokens": rows,
-        "before": [TAGS[before], TAGS[before]],
-        "after": None if after is None else [TAGS[after], TAGS[after]],
+        "before": [TAGS[before], TAGS[before], attempts[0]],
+        "after": None if after is None else [TAGS[after], TAGS[after], attempts[1]],
     }
 
 
@@ -70,6 +71,7 @@ def test_right_answers_count_as_long_as_the_server_was_ready_before_and_after() 
         answered(ONE, ONE),
         answered(ONE, TWO, after=TWO),  # a request that went on through an update
         answered(ONE, after=None),
+        answered(ONE, TWO, ONE, attempts=(0, 1)),  # the next attempt began with the same weights
         answered(AGAIN, before=AGAIN, after=AGAIN),
     ]
     assert promises.check_answers(records, BEGUN) == [1, 2]
@@ -82,11 +84,15 @@ def test_right_answers_count_as_long_as_the_server_was_ready_before_and_after() 
         (answered(ONE, TWO, said=ONE, after=None), "is not of its weights"),
         (answered(START, said=ONE), "is not of its weights"),
         (answered(ONE, TWO), "is proven"),
+        (answered(ONE, TWO, ONE), "is proven"),
         (answered(START, before=START, after=START), "no trainer made"),
-        ({**answered(ONE), "before": [TAGS[ONE], None], "after": [TAGS[ONE], None]}, "is proven"),
+        (
+            {**answered(ONE), "before": [TAGS[ONE], None, 0], "after": [TAGS[ONE], None, 0]},
+            "is proven",
+        ),
         ({**answered(ONE), "status": 500}, "answered 500"),
     ],
-    ids=["mixed", "mixed-in-passing", "stale", "other", "start", "unproven", "fails"],
+    ids=["mixed", "mixed-in-passing", "stale", "other", "and-back", "start", "unproven", "fails"],
 )
 def test_a_wrong_answer_is_noticed(record: dict[str, Any], said: str) -> None:
     with pytest.raises(BrokenError, match=said):

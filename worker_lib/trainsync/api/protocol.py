@@ -127,6 +127,15 @@ class DamageReport(Model):
     error: str = Field(min_length=1, max_length=4096)
 
 
+class LoadReport(Model):
+    """POST /v1/loads: all ranks have loaded the checkpoint that they resume from."""
+
+    step: Step
+    seconds: float = Field(ge=0, description="Of rank 0, from its call of load_sharded on.")
+    memory_bytes: int = Field(ge=0, description="Of files that were read from pods' memory.")
+    volume_bytes: int = Field(ge=0, description="Of files that were read from the volume.")
+
+
 class ResumePoint(Model):
     """Answer of GET /v1/resume[?wait=seconds ≤ 30]: the newest verified checkpoint.
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from trainsync.api.protocol import ResumePoint
+from trainsync.api.protocol import LoadReport, ResumePoint
 from trainsync.api.status import ServerWeights
-from trainsync.checkpoint.load.resume import Resume, open_resume, report_damage
+from trainsync.checkpoint.load.resume import Resume, open_resume, report_damage, report_load
 from trainsync.checkpoint.save import ending
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.client.sender import SenderStats
@@ -280,7 +280,12 @@ class RunContext(RunDescription):
             point,
             partial(self._report_damage, point),
             self._settings.memory_place,
+            self._report_load,
         )
+
+    def _report_load(self, report: LoadReport) -> None:
+        if not self._connection.closed:
+            report_load(self.monitor, report)
 
     def _report_damage(self, point: ResumePoint, what: str) -> bool:
         if self._connection.closed:

@@ -6,6 +6,7 @@
 import json
 import logging
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed.tensor  # registers DTensor for weights_only loading
 
+from trainsync.api.protocol import LoadReport
 from trainsync.checkpoint.errors import (
     LoadFailedError,
     LoadPeerLostError,
@@ -100,6 +102,7 @@ def load_sharded(
         PeerLostError: another rank is gone; within 15 s.
     """
     require_resume(resume, "load_sharded")
+    began = time.monotonic()
     ranks = open_agreement("load", timeout, LoadFailedError, LoadPeerLostError)
     with Sources(resume) as sources:
         load = _RankLoad(resume, subdir, ranks, sources)
@@ -115,7 +118,7 @@ def load_sharded(
         needs = [Need(host, frozenset(paths)) for host, paths in answers]
         ranks.do("checking the files", lambda: load.check(needs))
         ranks.do("reading", load.read)
-        ranks.do("changing the live state (which may be partly changed)", load.apply)
+        read = ranks.do("changing the live state (which may be partly changed)", load.apply)
         loaded = load.result(optimizer is not None)
     logger.log(
         logging.INFO if ranks.rank == 0 else logging.DEBUG,
@@ -128,6 +131,12 @@ def load_sharded(
         loaded.memory_bytes,
         loaded.volume_bytes,
     )
+    if ranks.rank == 0 and resume.report_load is not None:
+        memory, volume = (sum(each) for each in zip(*map(json.loads, read), strict=True))
+        seconds = time.monotonic() - began
+        resume.report_load(
+            LoadReport(step=loaded.step, seconds=seconds, memory_bytes=memory, volume_bytes=volume)
+        )
     return loaded
 
 
@@ -199,7 +208,7 @@ class _RankLoad:
     def apply(self) -> str:
         for part in (*self._parts, self._state):
             part.apply()
-        return ""
+        return json.dumps(self._sources.bytes(self.paths))
 
     def result(self, with_optimizer: bool) -> Loaded:
         state = self._state

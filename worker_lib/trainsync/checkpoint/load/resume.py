@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from trainsync.api.protocol import DamageReport, ResumePoint, SaveKind
+from trainsync.api.protocol import DamageReport, LoadReport, ResumePoint, SaveKind
 from trainsync.checkpoint.data_cursor import DATA_CURSOR_FILE
 from trainsync.checkpoint.errors import CorruptCheckpointError
 from trainsync.checkpoint.memory.place import MemoryPlace
@@ -35,7 +35,8 @@ class Resume:
     """Training goes on after ``step``; ``path`` is the directory of that step's files.
 
     ``report`` tells the run's monitor that a file differs from the manifest, and returns whether
-    it could. A copy in another process has it, too. ``memory``: where shard files may lie, too.
+    it could; ``report_load`` tells it of a load. A copy in another process has them, too.
+    ``memory``: where shard files may lie, too.
     """
 
     step: int
@@ -43,6 +44,9 @@ class Resume:
     manifest: Manifest
     report: Callable[[str], bool] | None = field(default=None, compare=False, repr=False)
     memory: MemoryPlace | None = field(default=None, compare=False, repr=False)
+    report_load: Callable[[LoadReport], None] | None = field(
+        default=None, compare=False, repr=False
+    )
 
     def entry(self, path: str) -> FileEntry:
         """The manifest's entry of a file, by its path relative to the step's directory.
@@ -112,18 +116,27 @@ def report_damage(monitor: MonitorClient, step: int, manifest_digest: str, what:
     return True
 
 
+def report_load(monitor: MonitorClient, report: LoadReport) -> None:
+    """Tell the run's monitor of a load; a monitor that cannot be told changes nothing."""
+    try:
+        monitor.report_load(report)
+    except MonitorError as error:
+        logger.warning("the monitor does not know that step %d was loaded: %s", report.step, error)
+
+
 def open_resume(
     directory: Path,
     point: ResumePoint,
     report: Callable[[str], bool] | None = None,
     memory: MemoryPlace | None = None,
+    report_load: Callable[[LoadReport], None] | None = None,
 ) -> Resume:
     """Read the manifest that the monitor named, and check the sizes of its files.
 
     Digests are checked file by file when they are loaded, each by the rank that needs it.
 
     Args:
-        report, memory: see `Resume`.
+        report, memory, report_load: see `Resume`.
 
     Raises:
         CorruptCheckpointError: the volume has another checkpoint than the monitor named.
@@ -141,4 +154,4 @@ def open_resume(
         raise CorruptCheckpointError(
             f"step {point.step} in {directory} cannot be resumed from: {error}"
         ) from error
-    return Resume(point.step, run.step(point.step), committed.manifest, report, memory)
+    return Resume(point.step, run.step(point.step), committed.manifest, report, memory, report_load)

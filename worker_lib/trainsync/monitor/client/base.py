@@ -12,6 +12,7 @@ from trainsync.api.protocol import (
     CommitNotice,
     DamageReport,
     FailureReport,
+    LoadReport,
     PermitAnswer,
     PermitRequest,
     ProgressReport,
@@ -159,6 +160,10 @@ class MonitorClient(Protocol):
 
     def report_damage(self, report: DamageReport) -> None:
         """Say that a committed checkpoint could not be loaded: the monitor reads it itself."""
+        ...
+
+    def report_load(self, report: LoadReport) -> None:
+        """Tell from where the ranks have loaded."""
         ...
 
     def report_progress(self, report: ProgressReport) -> None:

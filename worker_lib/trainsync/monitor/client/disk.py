@@ -13,6 +13,7 @@ from typing import Final
 from trainsync.api.protocol import (
     DamageReport,
     FailureReport,
+    LoadReport,
     ProgressReport,
     ReceiptHint,
     ResumePoint,
@@ -163,6 +164,10 @@ class DiskMonitorClient:
     def report_damage(self, report: DamageReport) -> None:
         """Leave a quarantine request for the host, or for the host of the next attempt."""
         self._request_quarantine(report.step, report.manifest_digest, report.error)
+
+    def report_load(self, report: LoadReport) -> None:
+        """Only logged, as `report_progress`."""
+        _LOG.debug("load: %s", report.to_json_dict())
 
     def report_progress(self, report: ProgressReport) -> None:
         """Only logged: a local run's progress is kept by the process that hosts the monitor."""

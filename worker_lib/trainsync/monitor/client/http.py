@@ -15,6 +15,7 @@ from trainsync.api.protocol import (
     CommitNotice,
     DamageReport,
     FailureReport,
+    LoadReport,
     PermitAnswer,
     PermitRequest,
     ProgressReport,
@@ -170,6 +171,10 @@ class HttpMonitorClient:
     def report_damage(self, report: DamageReport) -> None:
         """See `MonitorClient`."""
         self._call("POST", "/v1/damage", report, retry=self._settings.report_retry)
+
+    def report_load(self, report: LoadReport) -> None:
+        """See `MonitorClient`."""
+        self._call("POST", "/v1/loads", report, retry=self._settings.report_retry)
 
     def write_permit(self, request: PermitRequest, wait_seconds: float = 0.0) -> PermitAnswer:
         """See `PermitClient`."""

@@ -12,6 +12,7 @@ from trainsync.api.protocol import (
     CommitNotice,
     DamageReport,
     FailureReport,
+    LoadReport,
     PermitAnswer,
     PermitRequest,
     ProgressReport,
@@ -169,6 +170,10 @@ class LocalMonitorClient:
     def report_damage(self, report: DamageReport) -> None:
         """See `MonitorClient`."""
         self._call(lambda core: core.damage(self._owner, report))
+
+    def report_load(self, report: LoadReport) -> None:
+        """See `MonitorClient`."""
+        self._call(lambda core: core.loaded(self._owner, report))
 
     def write_permit(self, request: PermitRequest, wait_seconds: float = 0.0) -> PermitAnswer:
         """See `PermitClient`."""

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from trainsync.api.protocol import (
     CommitNotice,
     DamageReport,
+    LoadReport,
     PermitAnswer,
     PermitRequest,
     ProgressReport,
@@ -270,6 +271,11 @@ class MonitorCore:
         self._fence(owner)
         with errors.storage("damage report"):
             self._resuming.report_damage(owner, report)
+
+    def loaded(self, owner: SaveOwner, report: LoadReport) -> None:
+        """All ranks of the attempt have loaded the checkpoint that they resume from."""
+        self._fence(owner)
+        self._observer.loaded(owner.attempt, report)
 
     def stop_reading(self) -> None:
         """Stop reading a checkpoint. May be called from any thread."""

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from trainsync.api.protocol import SaveKind, WeightsReport
+from trainsync.api.protocol import LoadReport, SaveKind, WeightsReport
 from trainsync.monitor.ledger.saves import AbortCause, CommittedInfo, SaveKey
 from trainsync.storage.saves.receipts import Receipt
 
@@ -24,6 +24,10 @@ class Observer(Protocol):
 
     def resumed(self, attempt: int, step: int) -> None:
         """The attempt was told to resume from the checkpoint of ``step``; may be told again."""
+        ...
+
+    def loaded(self, attempt: int, report: LoadReport) -> None:
+        """All ranks of the attempt have loaded; may be told again."""
         ...
 
     def resume_failed(self, attempt: int, message: str) -> None:
@@ -88,6 +92,11 @@ class Observers:
         for observer in self._observers:
             observer.resumed(attempt, step)
 
+    def loaded(self, attempt: int, report: LoadReport) -> None:
+        """See `Observer`."""
+        for observer in self._observers:
+            observer.loaded(attempt, report)
+
     def resume_failed(self, attempt: int, message: str) -> None:
         """See `Observer`."""
         for observer in self._observers:
@@ -142,6 +151,9 @@ class NullObserver:
         """See `Observer`."""
 
     def resumed(self, attempt: int, step: int) -> None:
+        """See `Observer`."""
+
+    def loaded(self, attempt: int, report: LoadReport) -> None:
         """See `Observer`."""
 
     def resume_failed(self, attempt: int, message: str) -> None:

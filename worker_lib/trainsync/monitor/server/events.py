@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from trainsync.api.protocol import SaveKind
+from trainsync.api.protocol import LoadReport, SaveKind
 from trainsync.api.status import (
     ConditionStatus,
     ConditionType,
@@ -44,6 +44,7 @@ class EventReason(StrEnum):
     CHECKPOINT_UNHEALTHY = "CheckpointUnhealthy"
     CHECKPOINT_HEALTHY = "CheckpointHealthy"
     RESUMED = "ResumedFromCheckpoint"
+    LOADED = "CheckpointLoaded"
     RESUME_FAILED = "ResumeFailed"
     EXPLORER_LOST = "ExplorerLost"
     EXPLORER_BACK = "ExplorerBack"
@@ -57,6 +58,7 @@ class EventReason(StrEnum):
 _NORMAL: Final = (
     EventReason.CHECKPOINT_HEALTHY,
     EventReason.RESUMED,
+    EventReason.LOADED,
     EventReason.EXPLORER_BACK,
     EventReason.WEIGHTS_PROVEN,
     EventReason.ROLLBACK_ACCEPTED,
@@ -171,6 +173,15 @@ class EventQueue(NullObserver):
         """See `Observer`. Every rank asks; it is told once."""
         if self._is_news(attempt, step):
             self._add(EventReason.RESUMED, f"attempt {attempt} resumes from checkpoint {step}")
+
+    def loaded(self, attempt: int, report: LoadReport) -> None:
+        """See `Observer`."""
+        memory, volume = report.memory_bytes / 1e9, report.volume_bytes / 1e9
+        self._add(
+            EventReason.LOADED,
+            f"attempt {attempt} loaded step {report.step} in {report.seconds:.1f} s: {memory:.3g} "
+            f"GB from memory, {volume:.3g} GB from the volume",
+        )
 
     def resume_failed(self, attempt: int, message: str) -> None:
         """See `Observer`. Every rank asks, and asks again; it is told once."""

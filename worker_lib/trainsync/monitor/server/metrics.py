@@ -13,7 +13,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from trainsync.api.metrics import Metric
-from trainsync.api.protocol import ProgressReport, SaveKind, WeightsReport
+from trainsync.api.protocol import LoadReport, ProgressReport, SaveKind, WeightsReport
 from trainsync.monitor.commit.observer import NullObserver
 from trainsync.monitor.errors import BY_CODE
 from trainsync.monitor.ledger.saves import AbortCause, AbortReason, CommittedInfo, SaveKey
@@ -37,6 +37,8 @@ class MonitorMetrics(NullObserver):
         self._aborts = _counter(declared.ABORTS, registry)
         self._set_aside = _counter(declared.SET_ASIDE, registry)
         self._late_parts = _counter(declared.LATE_PARTS, registry)
+        self._loaded_bytes = _counter(declared.LOADED_BYTES, registry)
+        self._load_seconds = _histogram(declared.LOAD_SECONDS, registry)
         self._commit_seconds = _histogram(declared.COMMIT_SECONDS, registry)
         self._save_blocked_seconds = _histogram(declared.SAVE_BLOCKED_SECONDS, registry)
         self._blocked_seconds = _histogram(declared.BLOCKED_SECONDS, registry)
@@ -64,6 +66,8 @@ class MonitorMetrics(NullObserver):
             self._save_blocked_seconds.labels(kind.value)
             for reason in AbortReason:
                 self._aborts.labels(kind.value, reason.value)
+        for source in ("memory", "volume"):
+            self._loaded_bytes.labels(source)
         for doing in declared.IO_DOINGS:
             self._io_errors.labels(doing)
         for code in {*declared.AUTH_CODES, *BY_CODE}:
@@ -93,6 +97,13 @@ class MonitorMetrics(NullObserver):
     def set_aside(self, step: int) -> None:
         """See `Observer`."""
         self._set_aside.inc(exemplar={"step": str(step)})
+
+    def loaded(self, attempt: int, report: LoadReport) -> None:
+        """See `Observer`."""
+        self._loaded_bytes.labels("memory").inc(report.memory_bytes)
+        self._loaded_bytes.labels("volume").inc(report.volume_bytes)
+        exemplar = {"step": str(report.step), "attempt": str(attempt)}
+        self._load_seconds.observe(report.seconds, exemplar)
 
     def late_part(self, kind: SaveKind) -> None:
         """See `Observer`."""

@@ -134,6 +134,17 @@ WRITTEN_BYTES: Final = counter(
     _KIND,
     unit="bytes",
 )
+LOADED_BYTES: Final = counter(
+    "trainsync_checkpoint_loaded_bytes_total",
+    "Bytes that load_sharded read to resume.",
+    Label("source", "memory (of the pods) or volume", 2),
+    unit="bytes",
+)
+LOAD_SECONDS: Final = histogram(
+    "trainsync_checkpoint_load_seconds",
+    "Time of a load_sharded, all ranks.",
+    _COMMIT_BUCKETS,
+)
 LAST_STEP: Final = gauge(
     "trainsync_checkpoint_last_committed_step", "Newest committed step.", _KIND, unit="steps"
 )

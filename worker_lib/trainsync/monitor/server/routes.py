@@ -24,6 +24,7 @@ from trainsync.api.protocol import (
     DamageReport,
     FailureReport,
     Farewell,
+    LoadReport,
     PermitRequest,
     ProgressReport,
     ReceiptHint,
@@ -291,6 +292,11 @@ def _run_routes(service: Service) -> APIRouter:
     @router.post("/damage")
     async def damage(body: DamageReport, owner: by_owner) -> Response:
         await service.core(lambda core: core.damage(owner, body))
+        return Response(status_code=204)
+
+    @router.post("/loads")
+    async def load(body: LoadReport, owner: by_owner) -> Response:
+        await service.core(lambda core: core.loaded(owner, body))
         return Response(status_code=204)
 
     @router.post("/permits")

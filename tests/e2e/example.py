@@ -1,0 +1,34 @@
+"""The example as a run of its own, with another spec."""
+
+from typing import Any
+
+from trainsync.api import names
+
+from demo.cli import MANIFEST, load_run
+from demo.platform import Platform
+from demo.snapshot import Snapshot
+from tests.e2e import harness
+
+
+def start(platform: Platform, name: str, steps: int, **spec: Any) -> harness.Run:
+    """Apply the example's TrainingRun; ``spec`` has fields that differ."""
+    manifest = load_run(MANIFEST)
+    manifest["metadata"]["name"] = name
+    manifest["spec"] |= {"ttlSecondsAfterFinished": 0, **spec}
+    (cluster,) = manifest["spec"]["clusters"]
+    cluster["entrypoint"] = f"python -m tiny_grpo.train --steps {steps}"
+    platform.kubectl.apply(platform.fit(manifest), namespace=harness.NAMESPACE)
+    return harness.Run(platform, name)
+
+
+def check_explorers(run: harness.Run, end: Snapshot, method: str, steps: int) -> None:
+    """Both have the last weights, compute what the trainer does, and were seen on their way."""
+    assert (end.step, end.version) == (steps, steps)
+    assert (end.explorers, end.lag) == (2, 0), "an explorer did not get the last weights"
+    assert end.metrics["probe_max_abs_diff"] <= end.metrics["probe_tolerance"]
+    versions = {seen.version for seen in run.seen if seen.version is not None}
+    assert len(versions) > 1, "the weights' progress was not in the status"
+    raw = run.kubectl.get(names.PLURAL, run.name, harness.NAMESPACE) or {}
+    assert raw["status"]["weights"]["method"] == method
+    assert run.committed()[-1] == steps
+    run.verify()
