@@ -137,7 +137,7 @@ def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
     for alert in alerts(Pace()):
         page = pages[alert.runbook].read_text()
         assert alert.name in page
-        for heading in ("## What it means", "## How to look", "## How to mend"):
+        for heading in ("## Meaning", "## Look", "## Mend"):
             assert heading in page, (alert.runbook, heading)
         assert alert.to_dict(Pace())["annotations"]["runbook_url"].startswith(RUNBOOKS)
 

@@ -17,8 +17,8 @@ class Version:
     Attributes:
         run_uid: of the run.
         attempt: of the run, in which this version is the newest one.
-        digest: sha256:<hex> of the names and digests of the files with weights: the same when a
-            step is committed again with the same bytes.
+        digest: sha256:<hex> of a line ``<path> <bytes> <digest>`` for each file with weights, in
+            the manifest's order: the same when a step is committed again with the same bytes.
         published: where the bytes are.
     """
 
