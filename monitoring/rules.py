@@ -101,6 +101,7 @@ def _checkpoint_alerts(pace: Pace) -> list[Alert]:
     failed = 'cause!="skipped"'  # skipped saves are configured, for slow volumes
     last = queries.by_run("", "trainsync_checkpoint_last_committed_bytes", 'kind="checkpoint"')
     left = queries.by_run("", "trainsync_volume_available_bytes")
+    behind = queries.by_run("", "trainsync_checkpoint_mirror_behind_since_timestamp_seconds")
     return [
         Alert(
             "TrainsyncCheckpointStale",
@@ -122,6 +123,15 @@ def _checkpoint_alerts(pace: Pace) -> list[Alert]:
             "In the last 30 minutes more saves of kind {{ $labels.kind }} were aborted than "
             "committed. Training goes on, and nothing new is safe.",
             "commit-failing",
+        ),
+        Alert(
+            "TrainsyncMirrorBehind",
+            f"time() - ({behind} > 0) > {pace.seconds(HOUR):g}",
+            5 * MINUTE,
+            "warning",
+            f"The mirror of run {_RUN} does not follow.",
+            "The newest checkpoint has not been in the bucket for {{ $value | humanizeDuration }}.",
+            "mirror-behind",
         ),
         Alert(
             "TrainsyncVolumeFilling",

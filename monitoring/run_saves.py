@@ -50,6 +50,26 @@ def checkpoints() -> list[Part]:
             style="bars",
         ),
         line(
+            "Mirror",
+            "Bytes a second that are sent to the bucket of checkpoint.mirror, and copies that "
+            "failed in ten minutes.",
+            "binBps",
+            Query(
+                f"sum (rate(trainsync_checkpoint_mirror_bytes_total{{{THIS}}}[{WINDOW}]))", "sent"
+            ),
+            Query(
+                f"sum (increase(trainsync_checkpoint_mirror_failures_total{{{THIS}}}[{WINDOW}]))"
+                " > 0",
+                "failed",
+            ),
+        ),
+        line(
+            "Time of a copy to the mirror",
+            "From the first byte of a step to its commit in the bucket.",
+            "s",
+            *quantiles("trainsync_checkpoint_mirror_seconds"),
+        ),
+        line(
             "Training blocked, a save",
             "How long training stood still for a save: all parts of its slowest rank.",
             "s",

@@ -105,6 +105,15 @@ def full(name: str = "run") -> Object:
                 "saveStrategy": "single_node",
                 "verify": "digest",
                 "memory": {"budget": "64Gi"},
+                "mirror": {
+                    "url": "s3://bucket/run",
+                    "endpoint": "https://s3.example.com",
+                    "region": "us-east-1",
+                    "allowHttp": True,
+                    "credentials": {"secretRef": {"name": "bucket-keys"}},
+                    "keepLast": 5,
+                    "keepEvery": 1000,
+                },
             },
             "monitor": {
                 "image": "registry.example/monitor:1",

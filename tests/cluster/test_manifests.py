@@ -144,6 +144,21 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "memory below the smallest": (
         "spec.checkpoint.memory", {"budget": "64Ki"},
         "spec.checkpoint.memory.budget", "at least 1Mi"),
+    "mirror without a prefix": (
+        "spec.checkpoint.mirror", {"url": "s3://bucket"},
+        "spec.checkpoint.mirror.url", "must be s3://bucket/prefix"),
+    "mirror with a password": (
+        "spec.checkpoint.mirror", {"url": "s3://me:secret@bucket/run"},
+        "spec.checkpoint.mirror.url", "must be s3://bucket/prefix"),
+    "mirror by plain http": (
+        "spec.checkpoint.mirror", {"url": "s3://bucket/run", "endpoint": "http://s3.example.com"},
+        "spec.checkpoint.mirror", "set allowHttp"),
+    "endpoint of a mirror in GCS": (
+        "spec.checkpoint.mirror", {"url": "gs://bucket/run", "endpoint": "https://s3.example.com"},
+        "spec.checkpoint.mirror", "s3:// and az:// alone"),
+    "region of a mirror in Azure": (
+        "spec.checkpoint.mirror", {"url": "az://bucket/run", "region": "eu"},
+        "spec.checkpoint.mirror", "for s3:// alone"),
     "unknown sync style": (
         "spec.sync.style", "hasty", "spec.sync.style", 'supported values: "fixed"'),
     "sync offset above the interval": (

@@ -40,7 +40,9 @@ def of_pods(spec: TrainingRunSpec, cluster: Cluster) -> str:
         {
             f"spec.clusters[{cluster.name}]": _digest(cluster, exclude=apart),
             "spec.sync": _digest(spec.sync),
-            "spec.checkpoint": _digest(spec.checkpoint, include={"interval", "save_strategy"}),
+            "spec.checkpoint": _digest(
+                spec.checkpoint, include={"interval", "memory", "save_strategy"}
+            ),
         }
     )
 

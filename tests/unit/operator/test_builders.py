@@ -30,6 +30,7 @@ from trainsync_operator.builders import (
     rayjob,
     service,
 )
+from trainsync_operator.builders.monitor_deployment import CREDENTIALS
 from trainsync_operator.builders.target import MonitorSettings, Target
 from trainsync_operator.kube.kinds import CLUSTER_ROLE, ROLE
 from trainsync_operator.rbac import MONITOR_RULES, RUN_RULES, bind_rule
@@ -60,6 +61,11 @@ def with_cluster(**changes: Any) -> dict[str, Any]:
 
 def trainer_pod(cluster: dict[str, Any]) -> dict[str, Any]:
     pod: dict[str, Any] = cluster["spec"]["workerGroupSpecs"][0]["template"]["spec"]
+    return pod
+
+
+def monitor_pod(chosen: dict[str, Any]) -> dict[str, Any]:
+    pod: dict[str, Any] = monitor_deployment.build(target(chosen))["spec"]["template"]["spec"]
     return pod
 
 
@@ -156,6 +162,48 @@ def test_trainers_keep_shards_in_a_memory_of_their_own_and_explorers_have_none()
     explorer = cluster["spec"]["workerGroupSpecs"][1]["template"]["spec"]
     assert CHECKPOINT_MEMORY not in env_of(explorer)
     assert volume not in explorer["volumes"]
+
+
+def test_the_monitor_alone_has_the_mirror_and_names_keys_of_its_secret() -> None:
+    mirror = {
+        "url": "s3://bucket/run",
+        "endpoint": "https://s3.example.com",
+        "keepEvery": 100,
+        "credentials": {"secretRef": {"name": "bucket-keys"}},
+    }
+    chosen = spec(checkpoint={**spec()["checkpoint"], "mirror": mirror})
+    container = monitor_pod(chosen)["containers"][0]
+    variables = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert variables["TRAINSYNC_MIRROR_URL"] == "s3://bucket/run"
+    assert variables["TRAINSYNC_MIRROR_ENDPOINT"] == "https://s3.example.com"
+    assert (variables["TRAINSYNC_MIRROR_KEEP_LAST"], variables["TRAINSYNC_MIRROR_KEEP_EVERY"]) == (
+        "3",
+        "100",
+    )
+    assert "TRAINSYNC_MIRROR_ALLOW_HTTP" not in variables
+    keys = [entry["valueFrom"] for entry in container["env"] if entry["name"].startswith("AWS")]
+    assert [key["secretKeyRef"]["key"] for key in keys] == list(CREDENTIALS["s3"])
+    assert all(
+        key["secretKeyRef"]["name"] == "bucket-keys" and key["secretKeyRef"]["optional"]
+        for key in keys
+    )
+    assert "TRAINSYNC_MIRROR_URL" not in env_of(trainer_pod(built_cluster(chosen)))
+
+
+def test_without_credentials_a_mirror_has_the_identity_of_the_monitor() -> None:
+    chosen = spec(checkpoint={**spec()["checkpoint"], "mirror": {"url": "gs://bucket/run"}})
+    names = [entry["name"] for entry in monitor_pod(chosen)["containers"][0]["env"]]
+    assert "TRAINSYNC_MIRROR_URL" in names
+    assert not set(names) & {key for keys in CREDENTIALS.values() for key in keys}
+
+
+def test_memory_of_checkpoints_is_an_edit_of_the_pods_and_a_mirror_is_none() -> None:
+    def made(**checkpoint: Any) -> str:
+        run = make_run(spec(checkpoint={**spec()["checkpoint"], **checkpoint}))
+        return fingerprint.of_pods(run.spec, run.spec.clusters[0])
+
+    assert made() == made(mirror={"url": "s3://bucket/run"}, maxToKeep=2)
+    assert made() != made(memory={"budget": "1Gi"})
 
 
 def test_a_pod_has_its_identity_and_checkpoint_directory() -> None:

@@ -247,6 +247,25 @@ class RollbackStatus(Model):
     )
 
 
+class MirrorStatus(Model):
+    """The bucket that committed steps are copied to."""
+
+    url: str = Field(description="Of the bucket.")
+    last_step: int | None = Field(
+        default=None, description="Newest checkpoint in the bucket; absent before the first."
+    )
+    lag_steps: int = Field(
+        description="Training steps from there to the newest checkpoint on the volume."
+    )
+    behind_since: Time | None = Field(
+        default=None,
+        description="Since when the newest checkpoint on the volume is not in the bucket.",
+    )
+    error: str | None = Field(
+        default=None, description="Why the last copy failed; absent once one succeeds."
+    )
+
+
 class CheckpointStatus(Model):
     """The saves that are committed on the volume."""
 
@@ -269,6 +288,7 @@ class CheckpointStatus(Model):
     )
     stop_save: StopSave | None = None
     rollback: RollbackStatus | None = None
+    mirror: MirrorStatus | None = None
 
 
 class ExplorerStatus(Model):

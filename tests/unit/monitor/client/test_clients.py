@@ -23,6 +23,7 @@ from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.monitor.client.retry import RetryPolicy
 from trainsync.monitor.commit.core_thread import CoreThread
+from trainsync.monitor.mirror.settings import MirrorSettings
 from trainsync.monitor.server import settings
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import pointers
@@ -304,6 +305,22 @@ def test_settings_have_defaults_and_read_what_the_operator_sets() -> None:
     assert plain.identity != settings.from_environment(GOOD).identity
 
 
+def test_settings_of_a_mirror_are_those_that_the_operator_sets() -> None:
+    assert settings.from_environment(GOOD).mirror is None
+    url = {env.MIRROR_URL: "s3://b/r"}
+    assert settings.from_environment({**GOOD, **url}).mirror == MirrorSettings("s3://b/r")
+    more = {
+        **url,
+        env.MIRROR_ENDPOINT: "http://s3:7070",
+        env.MIRROR_REGION: "eu",
+        env.MIRROR_ALLOW_HTTP: "true",
+        env.MIRROR_KEEP_LAST: "5",
+        env.MIRROR_KEEP_EVERY: "100",
+    }
+    wanted = MirrorSettings("s3://b/r", "http://s3:7070", "eu", True, 5, 100)
+    assert settings.from_environment({**GOOD, **more}).mirror == wanted
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -312,6 +329,8 @@ def test_settings_have_defaults_and_read_what_the_operator_sets() -> None:
         {env.CHECKPOINT_MAX_TO_KEEP: "many"},
         {env.CHECKPOINT_VERIFY: "hope"},
         {env.LOG_LEVEL: "loud"},
+        {env.MIRROR_KEEP_LAST: "0", env.MIRROR_URL: "s3://b/r"},
+        {env.MIRROR_KEEP_EVERY: "-1", env.MIRROR_URL: "s3://b/r"},
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(change: dict[str, str]) -> None:

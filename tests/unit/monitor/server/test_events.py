@@ -5,6 +5,7 @@ from trainsync.api.status import (
     CheckpointStatus,
     ConditionStatus,
     ConditionType,
+    MirrorStatus,
     RollbackState,
     RollbackStatus,
     WeightsStatus,
@@ -177,4 +178,19 @@ def test_the_answer_to_a_rollback_is_told_once_and_not_again_by_the_next_monitor
     again.see(asked(RollbackState.REFUSED))
     assert [(event.reason, event.warning) for event in told(again)] == [
         (EventReason.ROLLBACK_REFUSED, True)
+    ]
+
+
+def test_a_mirror_that_fails_is_told_once_and_so_is_its_return() -> None:
+    queue = EventQueue(Clock())
+
+    def seen(error: str | None) -> None:
+        mirror = MirrorStatus(url="s3://b/r", lag_steps=0, error=error)
+        queue.see(replace(view(), checkpoint=CheckpointStatus(mirror=mirror)))
+
+    for error in (None, "refused", "refused in other words", None, None):
+        seen(error)
+    assert [one for one in said(queue) if one[0] is not EventReason.CHECKPOINT_HEALTHY] == [
+        (EventReason.MIRROR_FAILED, "refused"),
+        (EventReason.MIRROR_BACK, "steps are copied to s3://b/r again"),
     ]

@@ -30,6 +30,7 @@ LOSSES = ("silent", "transfer", "not_ready", "quarantined", "refused")
 def full_scrape(root: Path) -> bytes:
     """A scrape of a monitor to which everything has happened, with as many names as are taken."""
     metrics = MonitorMetrics("team", "tiny")
+    metrics.of_mirror().mirrored(1, 2.0)
     servers = ServerRoster()
     servers.tell_newest(2)
     core = core_of(root, metrics, servers)

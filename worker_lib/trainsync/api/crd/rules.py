@@ -10,9 +10,11 @@ from typing import Final
 from trainsync.api.failure_policy import MESSAGE_PATTERN
 from trainsync.api.names import (
     AGENT_PORT,
+    ENDPOINT_PATTERN,
     MANAGER_PATTERN,
     MAX_RUN_AND_CLUSTER_NAME,
     MAX_RUN_AND_SERVER_NAME,
+    MIRROR_URL_PATTERN,
 )
 from trainsync.api.quantities import MEMORY_PATTERN, SIZE_PATTERN
 
@@ -74,6 +76,11 @@ PATTERN_MESSAGES: Final = {
         "must be text with '.', '.*', '|', '^', '$', classes such as [a-z] and escapes such as \\d"
         " and \\.; groups and other repetitions are refused, because matching must be quick"
     ),
+    MIRROR_URL_PATTERN: (
+        "must be s3://bucket/prefix, gs://bucket/prefix or az://container/prefix, without"
+        " credentials"
+    ),
+    ENDPOINT_PATTERN: "must be https://host[:port], without a user and a password",
     MANAGER_PATTERN: "must be a domain, a '/' and a name, such as kueue.x-k8s.io/multikueue",
     r"\S": "must be a command, such as 'python -m my.trainer', or be left out",
 }
@@ -192,6 +199,21 @@ RULES: Final[dict[str, list[Rule]]] = {
             f"isQuantity(string(self)) && (type(self) == int || self.matches('{MEMORY_PATTERN}'))"
             " && quantity(string(self)).compareTo(quantity('1Mi')) >= 0",
             "spec.checkpoint.memory.budget must be a quantity of at least 1Mi, such as 64Gi",
+        ),
+    ],
+    "spec.checkpoint.mirror": [
+        Rule(
+            "!has(self.endpoint) || self.allowHttp || self.endpoint.startsWith('https://')",
+            "spec.checkpoint.mirror.endpoint is plain http, where others can read and change what"
+            " goes by: give an https:// one, or set allowHttp",
+        ),
+        Rule(
+            "!has(self.endpoint) || !self.url.startsWith('gs://')",
+            "spec.checkpoint.mirror.endpoint is for s3:// and az:// alone: remove it",
+        ),
+        Rule(
+            "!has(self.region) || self.url.startsWith('s3://')",
+            "spec.checkpoint.mirror.region is for s3:// alone: remove it",
         ),
     ],
     "spec.clusters[]": [

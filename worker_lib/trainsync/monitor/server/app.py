@@ -6,6 +6,7 @@ import signal as signals
 from collections.abc import Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -27,6 +28,7 @@ from trainsync.monitor.kube.client import ClusterApi, KubeApi
 from trainsync.monitor.kube.event_poster import EventPoster
 from trainsync.monitor.kube.lease import Lease
 from trainsync.monitor.kube.run_reader import RunFacts, RunReader, StaleRunError
+from trainsync.monitor.mirror.worker import Mirror
 from trainsync.monitor.page.feed import AGES, Feed, MaxAges
 from trainsync.monitor.page.journal import Journal
 from trainsync.monitor.server.auth import Authenticator, KeySet
@@ -48,6 +50,7 @@ _LOG = logging.getLogger(__name__)
 ALL_INTERFACES: Final = "0.0.0.0"  # noqa: S104
 _GRACE_SECONDS: Final = 5
 _CLOSE_SECONDS: Final = 15.0
+_MIRROR_SECONDS: Final = 2.0
 _READ_AGAIN_SECONDS: Final = 2.0
 
 
@@ -86,6 +89,7 @@ class Process:
         self._host = host
         self._port = settings.port if port is None else port
         self._server: uvicorn.Server | None = None
+        self._mirror: Mirror | None = None
         self._page_ages = page_ages
         self._stopping = False
 
@@ -159,14 +163,20 @@ class Process:
             uid=settings.run_uid,
             count=self._metrics.event,
         )
+        observers: list[Observer] = [self._metrics, news, self._journal, events]
+        if settings.mirror is not None:
+            self._mirror = mirror = Mirror(
+                RunDirectory(settings.directory),
+                settings.mirror,
+                allowed=lambda: lease.held,
+                observer=self._metrics.of_mirror(),
+                clock=_now,
+                changed=signal.notify_threadsafe,
+            )
+            observers.append(mirror)
+            mirror.start()
         thread = CoreThread(
-            self._core(
-                lease,
-                executor,
-                deleter,
-                Observers(self._metrics, news, self._journal, events),
-                servers,
-            ),
+            self._core(lease, executor, deleter, Observers(*observers), servers),
             on_change=signal.notify_threadsafe,
             on_failure=core_failed,
         )
@@ -218,6 +228,10 @@ class Process:
             )
         finally:
             signal.close()
+            if self._mirror is not None and not await asyncio.to_thread(
+                self._mirror.stop, _MIRROR_SECONDS
+            ):
+                _LOG.warning("a copy to the mirror is cut off; it is done again")
             # The core first: what is complete is committed while the Lease is still held.
             closed = await asyncio.to_thread(thread.close, _CLOSE_SECONDS)
             if not closed:
@@ -311,6 +325,8 @@ class Process:
                 return None
             if not ready:
                 return None
+            if self._mirror is not None:
+                view = replace(view, checkpoint=self._mirror.shown(view.checkpoint))
             self._journal.see(view)
             events.see(view)
             return view

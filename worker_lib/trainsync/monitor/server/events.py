@@ -19,6 +19,7 @@ from trainsync.api.status import (
     ConditionStatus,
     ConditionType,
     ExplorerStatus,
+    MirrorStatus,
     RollbackState,
     RollbackStatus,
     ServerWeights,
@@ -45,6 +46,8 @@ class EventReason(StrEnum):
     CHECKPOINT_HEALTHY = "CheckpointHealthy"
     RESUMED = "ResumedFromCheckpoint"
     LOADED = "CheckpointLoaded"
+    MIRROR_FAILED = "MirrorFailed"
+    MIRROR_BACK = "MirrorBack"
     RESUME_FAILED = "ResumeFailed"
     EXPLORER_LOST = "ExplorerLost"
     EXPLORER_BACK = "ExplorerBack"
@@ -59,6 +62,7 @@ _NORMAL: Final = (
     EventReason.CHECKPOINT_HEALTHY,
     EventReason.RESUMED,
     EventReason.LOADED,
+    EventReason.MIRROR_BACK,
     EventReason.EXPLORER_BACK,
     EventReason.WEIGHTS_PROVEN,
     EventReason.ROLLBACK_ACCEPTED,
@@ -121,6 +125,7 @@ class EventQueue(NullObserver):
         self._servers: Mapping[str, ServerWeights] = {}
         self._resume: tuple[int, int | str] | None = None
         self._rollback: RollbackStatus | None = None
+        self._mirror_error: str | None = None
 
     def begin(self, status: Mapping[str, Any]) -> None:
         """The run's status as the monitor before left it: what it told is not told again."""
@@ -148,6 +153,7 @@ class EventQueue(NullObserver):
         self._rollback = rollback
         if rollback is not None and rollback != before:
             self._add(_ROLLBACK[rollback.state], rollback.message)
+        self._see_mirror(view.checkpoint.mirror)
         if view.servers is not None:
             self._see_servers(view.servers.shown)
         if view.weights is None:
@@ -187,6 +193,14 @@ class EventQueue(NullObserver):
         """See `Observer`. Every rank asks, and asks again; it is told once."""
         if self._is_news(attempt, message):
             self._add(EventReason.RESUME_FAILED, f"attempt {attempt} cannot resume: {message}")
+
+    def _see_mirror(self, mirror: MirrorStatus | None) -> None:
+        error, before = (None if mirror is None else mirror.error), self._mirror_error
+        self._mirror_error = error
+        if error is not None and before is None:
+            self._add(EventReason.MIRROR_FAILED, error)
+        elif error is None and before is not None and mirror is not None:
+            self._add(EventReason.MIRROR_BACK, f"steps are copied to {mirror.url} again")
 
     def _see_servers(self, shown: Iterable[ServerWeights]) -> None:
         now = {server.name: server for server in shown}

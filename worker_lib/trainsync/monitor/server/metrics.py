@@ -6,8 +6,9 @@ what is not known has no series.
 
 from collections import defaultdict
 from collections.abc import Iterator
+from datetime import datetime
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -105,6 +106,10 @@ class MonitorMetrics(NullObserver):
         exemplar = {"step": str(report.step), "attempt": str(attempt)}
         self._load_seconds.observe(report.seconds, exemplar)
 
+    def of_mirror(self) -> "MirrorMetrics":
+        """Those of a mirror, which are in scrapes from now on; once."""
+        return MirrorMetrics(self._registry)
+
     def late_part(self, kind: SaveKind) -> None:
         """See `Observer`."""
         self._late_parts.labels(kind.value).inc()
@@ -185,10 +190,40 @@ def _counter(metric: Metric, registry: CollectorRegistry) -> Counter:
     return Counter(metric.name, metric.meaning, metric.label_names, registry=registry)
 
 
+def _gauge(metric: Metric, registry: CollectorRegistry) -> Gauge:
+    return Gauge(metric.name, metric.meaning, registry=registry)
+
+
 def _histogram(metric: Metric, registry: CollectorRegistry) -> Histogram:
     return Histogram(
         metric.name, metric.meaning, metric.label_names, buckets=metric.buckets, registry=registry
     )
+
+
+class MirrorMetrics:
+    """A `MirrorObserver`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._seconds = _histogram(declared.MIRROR_SECONDS, registry)
+        self._bytes = _counter(declared.MIRROR_BYTES, registry)
+        self._failures = _counter(declared.MIRROR_FAILURES, registry)
+        self._behind = _gauge(declared.MIRROR_BEHIND, registry)
+
+    def mirrored(self, step: int, seconds: float) -> None:
+        """See `MirrorObserver`."""
+        self._seconds.observe(seconds, {"step": str(step)})
+
+    def mirrored_bytes(self, count: int) -> None:
+        """See `MirrorObserver`."""
+        self._bytes.inc(count)
+
+    def mirror_failed(self) -> None:
+        """See `MirrorObserver`."""
+        self._failures.inc()
+
+    def mirror_behind(self, since: datetime | None) -> None:
+        """See `MirrorObserver`."""
+        self._behind.set(0 if since is None else since.timestamp())
 
 
 class _Labelled(Collector):

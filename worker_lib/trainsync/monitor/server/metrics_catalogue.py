@@ -145,6 +145,24 @@ LOAD_SECONDS: Final = histogram(
     "Time of a load_sharded, all ranks.",
     _COMMIT_BUCKETS,
 )
+MIRROR_SECONDS: Final = histogram(
+    "trainsync_checkpoint_mirror_seconds",
+    "Time of a copy of a step to the mirror.",
+    _COMMIT_BUCKETS,
+)
+MIRROR_BYTES: Final = counter(
+    "trainsync_checkpoint_mirror_bytes_total",
+    "Bytes sent to the mirror.",
+    unit="bytes",
+)
+MIRROR_FAILURES: Final = counter(
+    "trainsync_checkpoint_mirror_failures_total", "Copies to the mirror that failed."
+)
+MIRROR_BEHIND: Final = gauge(
+    "trainsync_checkpoint_mirror_behind_since_timestamp_seconds",
+    "Since when the newest checkpoint is not in the mirror; 0 when it is.",
+    unit="seconds",
+)
 LAST_STEP: Final = gauge(
     "trainsync_checkpoint_last_committed_step", "Newest committed step.", _KIND, unit="steps"
 )

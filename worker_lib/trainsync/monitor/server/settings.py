@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from trainsync.api import env, names
 from trainsync.api.spec import SAVE_DEADLINE_SECONDS, LogLevel, Verify
+from trainsync.monitor.mirror.settings import MirrorSettings
 
 EnumT = TypeVar("EnumT", bound=StrEnum)
 
@@ -33,6 +34,7 @@ class MonitorServerSettings:
     identity: str
     save_deadline_seconds: int = SAVE_DEADLINE_SECONDS
     port: int = names.MONITOR_PORT
+    mirror: MirrorSettings | None = None
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> MonitorServerSettings:
@@ -55,6 +57,22 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> MonitorServerSe
         # Outside a pod nothing says that a namesake is gone, so the identity is new each time.
         identity=environ.get(env.POD_NAME) or f"process-{secrets.token_hex(8)}",
         save_deadline_seconds=_positive(env.CHECKPOINT_SAVE_TIMEOUT, deadline),
+        mirror=_mirror(environ),
+    )
+
+
+def _mirror(environ: Mapping[str, str]) -> MirrorSettings | None:
+    url = environ.get(env.MIRROR_URL)
+    if not url:
+        return None
+    every = environ.get(env.MIRROR_KEEP_EVERY)
+    return MirrorSettings(
+        url=url,
+        endpoint=environ.get(env.MIRROR_ENDPOINT) or None,
+        region=environ.get(env.MIRROR_REGION) or None,
+        allow_http=environ.get(env.MIRROR_ALLOW_HTTP, "").lower() == "true",
+        keep_last=_positive(env.MIRROR_KEEP_LAST, environ.get(env.MIRROR_KEEP_LAST) or "3"),
+        keep_every=_positive(env.MIRROR_KEEP_EVERY, every) if every else None,
     )
 
 

@@ -1,0 +1,15 @@
+"""What the mirror is told; see `trainsync.api.spec.Mirror`."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MirrorSettings:
+    """As in the spec; credentials are in the environment."""
+
+    url: str
+    endpoint: str | None = None
+    region: str | None = None
+    allow_http: bool = False
+    keep_last: int = 3
+    keep_every: int | None = None
