@@ -108,17 +108,7 @@ class Peers:
 
     def dcp(self, **options: Any) -> float:
         self.count += 1
-        path = self.directory / str(self.count)
-        started = time.perf_counter()
-        saving = dcp.async_save(self.state, checkpoint_id=path, **options)
-        blocked = time.perf_counter() - started
-        if isinstance(saving, AsyncSaveResponse):
-            saving.staging_completion.result()
-            saving = saving.upload_completion
-        saving.result()
-        for file in sorted(path.rglob("*"), reverse=True):
-            file.unlink()
-        return blocked
+        return dcp_save(self.state, self.directory / str(self.count), **options)
 
     def torch_save(self, directory: Path) -> float:
         path = directory / "torch_save.pt"
@@ -132,6 +122,20 @@ class Peers:
         spent = seconds(save)
         path.unlink()
         return spent
+
+
+def dcp_save(state: dict[str, torch.Tensor], path: Path, **options: Any) -> float:
+    """Seconds until DCP's call returns; the save is over, and removed, when this returns."""
+    started = time.perf_counter()
+    saving = dcp.async_save(state, checkpoint_id=path, **options)
+    blocked = time.perf_counter() - started
+    if isinstance(saving, AsyncSaveResponse):
+        saving.staging_completion.result()
+        saving = saving.upload_completion
+    saving.result()
+    for file in sorted(path.rglob("*"), reverse=True):
+        file.unlink()
+    return blocked
 
 
 def reusable_stager(*, overlapped: bool) -> DefaultStager:

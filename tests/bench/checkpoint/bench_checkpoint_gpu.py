@@ -10,18 +10,14 @@ overlapped save.
 
 import logging
 import statistics
-import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 
-from tests.bench.checkpoint.bench_checkpoint_blocked import process_group, ratio
+from tests.bench.checkpoint.bench_checkpoint_blocked import dcp_save, process_group, ratio
 from tests.bench.checkpoint.checkpoint_state import (
     coordinator_in,
     forget_saves,
@@ -102,7 +98,8 @@ def beside_dcp(state: dict[str, torch.Tensor]) -> Figure:
             coordinator.wait_all(timeout=600)
             forget_saves(directory / "run")
             for name, stager in stagers.items():
-                spent[name] = dcp_save(state, directory / name / str(step), stager)
+                torch.accelerator.synchronize()
+                spent[name] = dcp_save(state, directory / name / str(step), async_stager=stager)
             for name, value in spent.items() if step > WARM_UP else ():
                 took[name].append(value)
         for stager in stagers.values():
@@ -135,21 +132,6 @@ def pinned_stager(*, thread: bool) -> DefaultStager:
     # torch 2.11 drops the memory after each save, and cannot use a stager twice; 2.15 keeps it.
     stager._state_dict_stager.close = lambda: None  # type: ignore[method-assign]
     return stager
-
-
-def dcp_save(state: dict[str, torch.Tensor], path: Path, stager: DefaultStager) -> float:
-    """Seconds until the call returns; the save is over when this returns."""
-    torch.accelerator.synchronize()
-    started = time.perf_counter()
-    saving = dcp.async_save(state, checkpoint_id=path, async_stager=stager)
-    blocked = time.perf_counter() - started
-    if isinstance(saving, AsyncSaveResponse):
-        saving.staging_completion.result()
-        saving = saving.upload_completion
-    saving.result()
-    for file in sorted(path.rglob("*"), reverse=True):
-        file.unlink()
-    return blocked
 
 
 def loop(device: torch.device | None) -> dict[str, float]:
