@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _LOCK: Final = "lock"
 _LOCK_SECONDS: Final = 1.0  # to wait for another process, which holds it for a listing
-_GROWTH: Final = 16 << 20  # bytes that a file takes at a time beyond what was expected
+_GROWTH: Final = 1 << 20  # bytes that a file takes at a time beyond what was expected
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
