@@ -13,7 +13,8 @@ def checkpoints() -> list[Part]:
             "Commits and aborts",
             "Saves that ended, in ten minutes. An abort keeps the commits before it. A late "
             "part came after the commit of a save that did not name it: register all "
-            "participants. Set aside: the bytes of a committed checkpoint had changed.",
+            "participants. Set aside: the bytes of a committed checkpoint had changed. A copy to "
+            "the mirror that failed is tried again.",
             "none",
             Query(increase("trainsync_checkpoint_commits_total", "kind"), "{{kind}} committed"),
             Query(
@@ -27,6 +28,11 @@ def checkpoints() -> list[Part]:
             Query(
                 f"sum (increase(trainsync_checkpoint_set_aside_total{{{THIS}}}[{WINDOW}])) > 0",
                 "checkpoint set aside",
+            ),
+            Query(
+                f"sum (increase(trainsync_checkpoint_mirror_failures_total{{{THIS}}}[{WINDOW}]))"
+                " > 0",
+                "copy to the mirror failed",
             ),
             style="bars",
         ),
@@ -51,16 +57,10 @@ def checkpoints() -> list[Part]:
         ),
         line(
             "Mirror",
-            "Bytes a second that are sent to the bucket of checkpoint.mirror, and copies that "
-            "failed in ten minutes.",
+            "Bytes a second that are sent to the bucket of checkpoint.mirror.",
             "binBps",
             Query(
                 f"sum (rate(trainsync_checkpoint_mirror_bytes_total{{{THIS}}}[{WINDOW}]))", "sent"
-            ),
-            Query(
-                f"sum (increase(trainsync_checkpoint_mirror_failures_total{{{THIS}}}[{WINDOW}]))"
-                " > 0",
-                "failed",
             ),
         ),
         line(
