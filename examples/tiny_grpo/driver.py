@@ -39,8 +39,6 @@ def train(
     constants = {"probe_tolerance": PROBE_TOLERANCE}
     if start:
         constants["resumed_step"] = float(start)
-        constants["resumed_memory_bytes"] = float(sum(each.memory_bytes for each in positions))
-        constants["resumed_volume_bytes"] = float(sum(each.volume_bytes for each in positions))
     metrics: dict[str, float] = {}
     pace = ctx.pace_trainer(
         publish, step=start, batches_per_step=config.explorers, meanwhile=explorers.check

@@ -33,12 +33,10 @@ class StepMetrics:
 
 @dataclass(frozen=True)
 class Position:
-    """The present step, this rank's process, and how much it loaded from where."""
+    """The present step and this rank's process."""
 
     step: int
     pid: int
-    memory_bytes: int
-    volume_bytes: int
 
 
 class TrainerRank:
@@ -73,14 +71,13 @@ class TrainerRank:
             derive_seed(config.seed, "shuffle", self._rank)
         )
         self._step = 0
-        self._memory_bytes = self._volume_bytes = 0
         if resume is not None:
             self._load(resume)
         self._publisher = WeightPublisher(ctx, self, self._coordinator)
 
     def position(self) -> Position:
         """This rank's position."""
-        return Position(self._step, os.getpid(), self._memory_bytes, self._volume_bytes)
+        return Position(self._step, os.getpid())
 
     def step(self, rollouts: Rollouts, save: bool) -> tuple[StepMetrics, float]:
         """`train`, then `save` if requested, in one call to spare a message.
@@ -177,4 +174,3 @@ class TrainerRank:
             generators={"shuffle": self._generator},
         )
         self._step = loaded.step
-        self._memory_bytes, self._volume_bytes = loaded.memory_bytes, loaded.volume_bytes

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from trainsync.api import env, names
-from trainsync.api.spec import Mirror
+from trainsync.api.mirror import Mirror
 
 from trainsync_operator.builders import node_loss
 from trainsync_operator.builders.service import MONITOR_COMPONENT

@@ -29,8 +29,10 @@ async def test_the_client_sends_an_apply_as_that_text_and_other_bodies_as_they_w
     async with await connect() as client:
         sent = []
 
-        async def request(method: str, url: str, **more: object) -> None:
-            sent.append((more["headers"]["Content-Type"], more["body"]))  # type: ignore[index]
+        async def request(
+            method: str, url: str, *, headers: dict[str, str], body: object, **_: object
+        ) -> None:
+            sent.append((headers["Content-Type"], body))
 
         monkeypatch.setattr(client.rest_client, "request", request)
         for kind in ("application/apply-patch+yaml", "application/json"):

@@ -13,11 +13,13 @@ from trainsync.api.protocol import SaveKind
 from trainsync.api.status import CheckpointStatus
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.ledger.saves import SaveOwner
+from trainsync.monitor.mirror import worker
 from trainsync.monitor.mirror.settings import MirrorSettings
 from trainsync.monitor.mirror.worker import Mirror, MirrorTimes
 from trainsync.storage.objects import commits, inspecting
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import StoreRefusedError
+from trainsync.storage.saves.manifest import committed_steps
 
 from tests.unit.cli.conftest import build
 from tests.unit.monitor.fakes import eventually
@@ -58,6 +60,7 @@ class World:
         self.may_write = threading.Event()
         self.may_write.set()
         self.opened: Callable[[MirrorSettings], Bucket] = lambda _: self.bucket
+        self.times = TIMES
 
     @contextmanager
     def mirroring(self, **settings: Any) -> Iterator[Mirror]:
@@ -67,7 +70,7 @@ class World:
             allowed=self.may_write.is_set,
             observer=self.noted,
             clock=Clock(),
-            times=TIMES,
+            times=self.times,
             opened=lambda chosen: self.opened(chosen),
         )
         mirror.start()
@@ -185,3 +188,32 @@ def test_what_a_lasting_step_of_another_history_is_called_keeps_newer_ones_from_
         world.commit(mirror, 30, 60, owner=SECOND)
         eventually(lambda: world.there == [30, 60])
         eventually(lambda: (mirror.state.last, mirror.state.error) == (60, None))
+
+
+def test_a_long_outage_ends_no_thread(world: World) -> None:
+    """A wait that doubles each time is no number any more after a thousand failures."""
+
+    def refuses(_: MirrorSettings) -> Bucket:
+        raise StoreRefusedError("s3://bucket/run: the credentials are refused")
+
+    world.opened = refuses
+    world.times = MirrorTimes(first_wait=0.0, longest_wait=0.0)
+    with world.mirroring():
+        eventually(lambda: world.noted.failures > 1100)
+        world.opened = lambda _: world.bucket
+        eventually(lambda: world.there == [30])
+
+
+def test_a_step_that_retention_took_before_it_was_read_is_not_said_to_be_there(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = committed_steps(world.run, CHECKPOINT)
+    shutil.rmtree(world.run.step(30))
+    looks = iter([listed])
+    monkeypatch.setattr(
+        worker, "committed_steps", lambda *about: next(looks, None) or committed_steps(*about)
+    )
+    with world.mirroring() as mirror:
+        eventually(lambda: world.there == [20])
+        eventually(lambda: mirror.state.last == 20)
+    assert world.noted.steps == [20]

@@ -1,59 +1,30 @@
 """A load over the real service: metrics, Event, and a report of an attempt that is over."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import httpx
 import pytest
 from trainsync.api.protocol import LoadReport
 from trainsync.monitor import errors
-from trainsync.monitor.client.http import HttpMonitorClient, HttpSettings
-from trainsync.monitor.client.retry import RetryPolicy
+from trainsync.monitor.client.http import HttpMonitorClient
 from trainsync.monitor.ledger.saves import SaveOwner
 
 from tests.unit.monitor.fakes import FakeApi, RunningMonitor, eventually
 from tests.unit.monitor.saves import FIRST, SECOND
-from tests.unit.monitor.server.clients import QUICK
-
-Connect = Callable[[SaveOwner], HttpMonitorClient]
-
-
-@pytest.fixture
-def connect(monitor: RunningMonitor, api: FakeApi, token_file: Path) -> Iterator[Connect]:
-    """A job claims the next attempt."""
-    made: list[HttpMonitorClient] = []
-
-    def claim(owner: SaveOwner) -> HttpMonitorClient:
-        api.set_status(owner.attempt, 0)
-        client = HttpMonitorClient(
-            monitor.url,
-            attempt=owner.attempt,
-            incarnation=owner.incarnation,
-            token_file=token_file,
-            settings=HttpSettings(
-                retry=QUICK,
-                report_retry=QUICK,
-                claim_retry=RetryPolicy(
-                    attempts=200, deadline_seconds=20, longest_wait_seconds=0.2
-                ),
-            ),
-        )
-        client.claim("main")
-        made.append(client)
-        return client
-
-    yield claim
-    for client in made:
-        client.close()
-
+from tests.unit.monitor.server.clients import PATIENT, Clients
 
 REPORT = LoadReport(step=10, seconds=1.5, memory_bytes=3_000_000_000, volume_bytes=20_000_000)
 
 
+def claimed(clients: Clients, api: FakeApi, owner: SaveOwner) -> HttpMonitorClient:
+    api.set_status(owner.attempt, 0)
+    client = clients(owner, PATIENT)
+    client.claim("main")
+    return client
+
+
 def test_from_where_an_attempt_has_loaded_shows_in_metrics_and_as_an_event(
-    connect: Connect, monitor: RunningMonitor, api: FakeApi
+    clients: Clients, monitor: RunningMonitor, api: FakeApi
 ) -> None:
-    connect(FIRST).report_load(REPORT)
+    claimed(clients, api, FIRST).report_load(REPORT)
     text = httpx.get(f"{monitor.url}/metrics").text
     labels = 'namespace="training",run="run"'
     loaded = "trainsync_checkpoint_loaded_bytes_total"
@@ -64,12 +35,12 @@ def test_from_where_an_attempt_has_loaded_shows_in_metrics_and_as_an_event(
     eventually(lambda: told in [event["message"] for event in api.events])
 
 
-def test_a_deposed_attempt_reports_no_load(connect: Connect, monitor: RunningMonitor) -> None:
-    old = connect(FIRST)
-    connect(SECOND)
+def test_a_deposed_attempt_reports_no_load(
+    clients: Clients, monitor: RunningMonitor, api: FakeApi
+) -> None:
+    old = claimed(clients, api, FIRST)
+    claimed(clients, api, SECOND)
     with pytest.raises(errors.FencedError):
         old.report_load(REPORT)
-    assert "trainsync_checkpoint_load_seconds_count" in (
-        text := httpx.get(f"{monitor.url}/metrics").text
-    )
+    text = httpx.get(f"{monitor.url}/metrics").text
     assert 'load_seconds_count{namespace="training",run="run"} 0' in text

@@ -175,7 +175,7 @@ class Mirror(NullObserver):
             self._wake.set()
 
     def _follow(self) -> None:
-        failures = 0
+        wait = self._times.first_wait
         while not self._stopping.is_set():
             self._wake.clear()
             if not self._allowed():
@@ -186,12 +186,11 @@ class Mirror(NullObserver):
             except _StoppedError:
                 continue
             except Exception as error:  # noqa: BLE001 - shown, and tried again
-                failures += 1
                 self._failed(error)
-                wait = min(self._times.first_wait * 2 ** (failures - 1), self._times.longest_wait)
                 self._stopping.wait(wait * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+                wait = min(2 * wait, self._times.longest_wait)
                 continue
-            failures = 0
+            wait = self._times.first_wait
             if not copied:
                 self._wake.wait(self._times.look)
 
@@ -205,30 +204,32 @@ class Mirror(NullObserver):
         self._note(newest=newest)  # it is behind also while the bucket cannot be reached
         bucket = self._opened()
         mirrored = commits.committed_steps(bucket, _KIND)
+        last = mirrored[-1] if mirrored else None
         if newest is not None and self._is_of_another_history(bucket, newest, mirrored):
             older = max((step for step in mirrored if step < newest), default=None)
-            self._note(newest=newest, last=older, error=_ANOTHER_HISTORY.format(bucket.name))
+            self._note(last=older, error=_ANOTHER_HISTORY.format(bucket.name))
             return False
-        if mirrored and self._pointed != mirrored[-1]:
+        if last is not None and self._pointed != last:
             # One that was killed may have committed a step, and not moved the pointer.
-            commits.move_pointer(bucket, _KIND, mirrored[-1])
-            self._pointed = mirrored[-1]
-        self._note(newest=newest, last=max(mirrored, default=None))
+            commits.move_pointer(bucket, _KIND, last)
+            self._pointed = last
+        self._note(last=last)
         every = self._settings.keep_every
         step = decision.next_step(committed, mirrored, every, self._refused)
         if step is None:
-            if self._swept is None or time.monotonic() - self._swept > _DAY:
+            if self._is_sweep_due:
                 self._prune(bucket)
             self._note(error=None)
             return False
         began = time.monotonic()
-        source = VolumeSource(self._run, _LOG.warning)
+        source = VolumeSource(self._run, _LOG.warning, "mirror")
+        others = [kind for kind in source.kinds(step) if kind is not _KIND]
         try:
             copy_step(
                 source,
                 StoreDestination(bucket),
                 step,
-                sorted(source.kinds(step), key=lambda kind: kind is _KIND),
+                [*others, _KIND],
                 threads=_FILES_AT_ONCE,
                 on_bytes=self._go_on,
             )
@@ -237,6 +238,7 @@ class Mirror(NullObserver):
         except PromotionConflictError as error:
             self._refused.add(step)  # of another history: it stays, and newer ones are copied
             _LOG.warning("%s", error)
+            self._observer.mirror_failed()
             return True
         self._observer.mirrored(step, time.monotonic() - began)
         _LOG.info("step %d is in %s", step, bucket.name)
@@ -269,9 +271,13 @@ class Mirror(NullObserver):
             self._go_on(0)
             if removal.remove(bucket, step, found):
                 _LOG.info("step %d removed from %s", step, bucket.name)
-        if self._swept is None or time.monotonic() - self._swept > _DAY:
+        if self._is_sweep_due:
             removal.remove_orphans(bucket, removal.orphans(bucket))
             self._swept = time.monotonic()
+
+    @property
+    def _is_sweep_due(self) -> bool:
+        return self._swept is None or time.monotonic() - self._swept > _DAY
 
     def _go_on(self, count: int) -> None:
         if self._stopping.is_set() or not self._allowed():
@@ -291,7 +297,7 @@ class Mirror(NullObserver):
     def _note(self, **what: int | str | None) -> None:
         with self._lock:
             before = self._state
-            after = replace(before, **what)  # type: ignore[arg-type]
+            after = replace(before, **what)  # type: ignore[arg-type]  # each has its field's type
             is_behind = after.newest is not None and (
                 after.last is None or after.last < after.newest
             )

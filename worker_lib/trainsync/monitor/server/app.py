@@ -228,10 +228,6 @@ class Process:
             )
         finally:
             signal.close()
-            if self._mirror is not None and not await asyncio.to_thread(
-                self._mirror.stop, _MIRROR_SECONDS
-            ):
-                _LOG.warning("a copy to the mirror is cut off; it is done again")
             # The core first: what is complete is committed while the Lease is still held.
             closed = await asyncio.to_thread(thread.close, _CLOSE_SECONDS)
             if not closed:
@@ -240,6 +236,11 @@ class Process:
                 await lease.release()
             for pool in (executor, deleter):
                 pool.shutdown(wait=False, cancel_futures=True)
+            # Last, as commits and the next monitor's Lease are worth more than the end of a copy.
+            if self._mirror is not None and not await asyncio.to_thread(
+                self._mirror.stop, _MIRROR_SECONDS
+            ):
+                _LOG.warning("a copy to the mirror is cut off; it is done again")
 
     def _core(
         self,

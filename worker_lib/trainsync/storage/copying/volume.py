@@ -35,11 +35,15 @@ class VolumeSource:
 
     Args:
         warn: told in a sentence when no lease can keep a save there while it is read.
+        holder: of that lease, for people.
     """
 
-    def __init__(self, run: RunDirectory, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, run: RunDirectory, warn: Callable[[str], None], holder: str = "checkpoints-cp"
+    ) -> None:
         self._run = run
         self._warn = warn
+        self._holder = holder
         self.name = str(run.root)
 
     def kinds(self, step: int) -> list[SaveKind]:
@@ -50,7 +54,7 @@ class VolumeSource:
     def reading(self, kind: SaveKind, step: int) -> Iterator[Reading]:
         """See `Source`."""
         if self._leases_work():
-            with leases.reading(self._run, kind, step, "checkpoints-cp") as lease:
+            with leases.reading(self._run, kind, step, self._holder) as lease:
                 yield _VolumeReading(self._run, lease.committed.manifest)
             return
         self._warn(f"{self.name} is read-only here: a monitor's retention may remove the step")
