@@ -30,6 +30,8 @@ class Record:
     """Key of the programs that the cluster runs."""
     addons: str = ""
     """Key of the applied manifests; empty until they are applied."""
+    policies: bool = False
+    """Whether every node runs a policy controller."""
 
     @property
     def cluster(self) -> Cluster:

@@ -18,7 +18,13 @@ from devcluster.health import Health
 from devcluster.monitoring import prometheus
 from devcluster.paths import MAX_CLUSTERS, MAX_NODES, Cluster
 from devcluster.shell import tail, wait_until, write_atomically
-from devcluster.tools import MONITORING_PROGRAMS, PROGRAMS, Program, module_hash
+from devcluster.tools import (
+    MONITORING_PROGRAMS,
+    POLICY_PROGRAMS,
+    PROGRAMS,
+    Program,
+    module_hash,
+)
 
 MODULES = Path(__file__).parents[3] / "devcluster" / "tools"
 
@@ -131,7 +137,9 @@ def test_a_modules_hash_follows_its_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "program", (*PROGRAMS, *MONITORING_PROGRAMS), ids=lambda program: program.name
+    "program",
+    (*PROGRAMS, *MONITORING_PROGRAMS, *POLICY_PROGRAMS),
+    ids=lambda program: program.name,
 )
 def test_every_program_has_a_module_that_pins_it(program: Program) -> None:
     module = MODULES / program.module
