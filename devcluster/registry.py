@@ -58,7 +58,11 @@ def read_record(name: str) -> Record | None:
 
 
 def write_record(record: Record) -> None:
-    write_json(record.cluster.record, asdict(record))
+    written = asdict(record)
+    if not record.policies:
+        # An older checkout, which shares the cluster, refuses a field that it does not know.
+        del written["policies"]
+    write_json(record.cluster.record, written)
 
 
 def allocate(name: str, nodes: int, tools: str, taken: Sequence[ipaddress.IPv4Network]) -> Record:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,15 @@ def test_a_record_is_read_back_as_written(state: Path) -> None:
     record = registry.allocate("a", 2, "key", [])
     assert registry.read_record("a") == record
     assert registry.read_record("b") is None
+    policed = replace(record, policies=True)
+    registry.write_record(policed)
+    assert registry.read_record("a") == policed
+
+
+def test_an_older_checkout_can_read_the_record_of_a_cluster_without_policies(state: Path) -> None:
+    registry.allocate("a", 2, "key", [])
+    known = {"name", "index", "nodes", "tools", "addons"}
+    assert set(json.loads((state / "a" / "cluster.json").read_text())) == known
 
 
 @pytest.mark.parametrize("name", ["", "Dev", "-dev", "dev-", "a/b", "../x", "a" * 21, "1dev"])
