@@ -118,7 +118,8 @@ def test_wrong_usage_is_one_sentence(
         ((stored, 5, "-o", new, "--kind", "state_dict"), "state_dict 5 is not committed"),
         ((stored, "x", "-o", new), "expected a number"),
         ((stored, 5, "-o", saved), "not empty: give a new directory"),
-        ((stored, 5, "-o", stored), "is not empty (latest_checkpointed_iteration.txt)"),
+        ((stored, 5, "-o", f"{stored}/model"), "is inside the run's store"),
+        ((saved, 5, "-o", stored), "is not empty (latest_checkpointed_iteration.txt)"),
         ((stored, 5, "-o", "ftp://a/b"), "no store is opened by ftp://"),
         ((saved, 5, "-o", new, "--endpoint", "https://x"), "are for the URL of a store"),
     ):

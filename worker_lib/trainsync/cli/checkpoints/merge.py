@@ -130,6 +130,8 @@ def _into_store(
     place: Chosen, step: int, kind: SaveKind, bucket: Bucket, options: MergeOptions
 ) -> tuple[Any, str]:
     """The merge's result, and where it is."""
+    if f"{bucket.name}/".startswith(f"{place.name}/"):
+        fail(f"{bucket.name} is inside the run's store; expected a place outside it", USAGE)
     try:
         folders.require_empty(bucket)  # before the work
         with work_directory() as work:

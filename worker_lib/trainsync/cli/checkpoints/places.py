@@ -57,7 +57,7 @@ class Place(Protocol):
         ...
 
     def chosen_step(self, text: str, kind: SaveKind | None) -> int:
-        """See `trainsync.cli.options.chosen_step`."""
+        """See `trainsync.cli.options.chosen`."""
         ...
 
     def seconds(self, record: Manifest) -> float | None:
