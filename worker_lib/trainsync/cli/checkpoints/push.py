@@ -97,7 +97,7 @@ def push(
                 merge_step(place, step, chosen, folder, merge)
                 pushed = _push(target, folder, message or f"Upload {chosen.value} {step}")
     except CheckpointError as error:
-        fail(f"not pushed to {repo}: {error}")
+        fail(f"the push failed: {error}")
     if as_json:
         emit(
             {
