@@ -33,6 +33,7 @@ export PYTHONNODEBUGRANGES := 1
 export PYTHONPATH := examples:.
 # A person's own cluster wins over the development cluster in every target.
 CLUSTER_READY := $(if $(KUBECONFIG),,cluster-up)
+POLICIES_READY := $(if $(KUBECONFIG),,policies-up)
 NODES ?= 1
 PYTEST := $(BIN)/python -m pytest
 
@@ -93,7 +94,7 @@ release-check: setup ## Wheel, sdist, chart package and SBOM into build/release,
 	$(BIN)/python -m release --uv $(UV)
 
 ##@ Test
-.PHONY: test test-unit test-store test-distributed test-cluster test-e2e test-monitoring test-kueue test-vllm test-vllm-cluster test-sglang test-gpu test-compat faults
+.PHONY: test test-unit test-store test-distributed test-cluster test-e2e test-monitoring test-kueue test-policies test-vllm test-vllm-cluster test-sglang test-gpu test-compat faults
 test: test-unit test-store test-distributed test-cluster test-e2e ## All of the below, the fast ones first
 
 test-unit: setup ## A minute or two, on all cores: no processes, no cluster
@@ -117,6 +118,9 @@ test-monitoring: setup monitoring-up images ## The chart's monitors, rules and a
 test-kueue: setup kueue-up images ## Runs that share a queue of the real Kueue, and preempt one another (root; not in `test`)
 	$(PYTEST) tests/kueue
 
+test-policies: setup $(POLICIES_READY) images ## The chart's NetworkPolicies, enforced, with runs that train (6 min; root; not in `test`)
+	$(PYTEST) tests/policies
+
 test-vllm: setup $(VLLM_ENV)/.made ## Real vLLM servers on the CPU: their weights change as staged (not in `test`)
 	VLLM_ENV=$(VLLM_ENV) $(PYTEST) tests/vllm
 
@@ -137,7 +141,7 @@ faults: setup ## The fault matrix, every fault 200 times (some 45 min; root for 
 	$(BIN)/python -m tests.faults $(FAULT) --times $(TIMES)
 
 ##@ Cluster
-.PHONY: cluster-up cluster-down monitoring-up kueue-up images
+.PHONY: cluster-up cluster-down monitoring-up kueue-up policies-up images
 cluster-up: ## A real Kubernetes on this machine (root; 25 s; the first time 15 min for the Go builds); NODES=2
 	$(PYTHON) -m devcluster up --nodes $(NODES)
 
@@ -149,6 +153,9 @@ monitoring-up: cluster-up ## Add Prometheus 3 with its operator to it (the first
 
 kueue-up: cluster-up ## Add Kueue 0.16 to it (the first time some 3 min of Go builds)
 	$(PYTHON) -m devcluster kueue
+
+policies-up: cluster-up ## Add kube-router 2 to it, which enforces NetworkPolicies (the first time some 3 min of Go builds)
+	$(PYTHON) -m devcluster policies
 
 images: setup ## Container images, packed without a container engine (2 min the first time)
 	$(BIN)/python -m images.build all

@@ -103,6 +103,13 @@ def own_cluster(kubeconfig: str | None) -> bool:
     return not Path(kubeconfig).resolve().is_relative_to(STATE_ROOT)
 
 
+def devcluster_name(kubeconfig: str | None) -> str:
+    """The devcluster of a ``$KUBECONFIG`` that is not an own cluster's."""
+    if not kubeconfig:
+        return "dev"
+    return Path(kubeconfig).resolve().relative_to(STATE_ROOT).parts[0]
+
+
 def prepare(kubeconfig: str | None, images: Images | None, progress: Progress) -> Platform:
     """Start a devcluster with its images, or use the cluster and images named by the user.
 
@@ -124,26 +131,30 @@ def prepare(kubeconfig: str | None, images: Images | None, progress: Progress) -
             "--operator-image and the like are for a cluster of yours: set KUBECONFIG too,"
             " or leave them out"
         )
-    return devcluster_platform(progress)
+    return devcluster_platform(progress, devcluster_name(kubeconfig))
 
 
-def devcluster_platform(progress: Progress) -> Platform:
-    """The development cluster, up, with this tree's images loaded."""
-    _run_visibly([sys.executable, "-m", "devcluster", "up"], _CLUSTER_SECONDS)
+def devcluster_platform(progress: Progress, name: str = "dev") -> Platform:
+    """A development cluster, up, with this tree's images loaded."""
+    _run_visibly([*_devcluster(name), "up"], _CLUSTER_SECONDS)
     tags = build_all(list(RECIPES), progress)
     images = Images(tags["operator"], tags["monitor"], tags["ray-devcluster"])
     environment = pod_env(progress)
-    load_images(images)
+    load_images(images, name)
     tools = ensure_tools(progress)
-    kubeconfig = lifecycle.require_record("dev").cluster.kubeconfig
+    kubeconfig = lifecycle.require_record(name).cluster.kubeconfig
     kubectl = Kubectl(tools.path("kubectl"), kubeconfig)
     return Platform(kubectl, tools.path("helm"), images, environment)
 
 
-def load_images(images: Images) -> None:
-    """Load packed images into every node of the development cluster that lacks them."""
+def load_images(images: Images, name: str = "dev") -> None:
+    """Load packed images into every node of a development cluster that lacks them."""
     archives = [str(archive_path(tag)) for tag in (images.operator, images.monitor, images.ray)]
-    _run_visibly([sys.executable, "-m", "devcluster", "load-image", *archives], _LOAD_SECONDS)
+    _run_visibly([*_devcluster(name), "load-image", *archives], _LOAD_SECONDS)
+
+
+def _devcluster(name: str) -> list[str]:
+    return [sys.executable, "-m", "devcluster", "--name", name]
 
 
 def _image_values(key: str, image: str) -> list[str]:
@@ -162,7 +173,7 @@ def _program(name: str) -> Path:
 
 def _run_visibly(argv: list[str], seconds: float) -> None:
     """Run a program and show its progress lines; raise DemoError when it fails."""
-    shown = " ".join(["python3", *argv[1:6]])
+    shown = " ".join(["python3", *argv[1:7]])
     try:
         code = subprocess.run(argv, timeout=seconds, check=False, cwd=REPOSITORY).returncode
     except subprocess.TimeoutExpired as error:

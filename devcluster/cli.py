@@ -19,6 +19,7 @@ from devcluster.kueue import start_kueue
 from devcluster.kwok import fake_nodes
 from devcluster.monitoring import start_monitoring
 from devcluster.paths import MAX_NODES
+from devcluster.policies import start_policies
 from devcluster.registry import check_name
 from devcluster.shell import Progress
 from devcluster.tools import ensure_tools
@@ -77,6 +78,10 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("kueue", help="add Kueue (the first time ~3 min of builds)")
     command.set_defaults(run=_kueue)
     command = commands.add_parser(
+        "policies", help="enforce NetworkPolicies (the first time ~3 min of build)"
+    )
+    command.set_defaults(run=_policies)
+    command = commands.add_parser(
         "kwok", help="add fake nodes for many pods, until Ctrl-C (the first time ~1 min of build)"
     )
     command.add_argument("count", type=int, help="how many, each for 2,000 pods")
@@ -112,7 +117,7 @@ def _down(arguments: argparse.Namespace, progress: Progress) -> int:
 def _status(arguments: argparse.Namespace, progress: Progress) -> int:
     record = lifecycle.require_record(arguments.name)
     cluster = record.cluster
-    health = examine(cluster, record.nodes)
+    health = examine(record)
     rows = [*health.control_plane.items(), *health.nodes.items(), *health.addons.items()]
     if not health.alive:
         rows.append(("namespaces", "gone"))
@@ -167,6 +172,11 @@ def _kwok(arguments: argparse.Namespace, progress: Progress) -> int:
 
 def _kueue(arguments: argparse.Namespace, progress: Progress) -> int:
     start_kueue(lifecycle.require_record(arguments.name), progress)
+    return 0
+
+
+def _policies(arguments: argparse.Namespace, progress: Progress) -> int:
+    start_policies(arguments.name, progress)
     return 0
 
 

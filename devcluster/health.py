@@ -10,8 +10,10 @@ from devcluster.controlplane.kubeapi import ApiError, KubeApi
 from devcluster.controlplane.servers import SERVERS, STORE
 from devcluster.hosts.network import host_link_up
 from devcluster.hosts.node import AGENTS, RUNTIME
+from devcluster.hosts.policy_controller import CONTROLLER
 from devcluster.hosts.processes import find_init, read_status
-from devcluster.paths import Cluster, Node
+from devcluster.paths import Node
+from devcluster.registry import Record
 
 GOOD = {"running", "ready", "Ready", "Available", "up"}
 _EFFECTS = {"unknown", "not ready"}
@@ -41,8 +43,9 @@ class Health:
         return [f"{name} is {state}" for name, state in (causes or bad).items()]
 
 
-def examine(cluster: Cluster, nodes: int) -> Health:
+def examine(record: Record) -> Health:
     """Check every part once; takes a fraction of a second."""
+    cluster = record.cluster
     if find_init(cluster.spec) is None:
         return Health({}, {}, {})
     running = read_status(cluster.spec).running
@@ -51,12 +54,13 @@ def examine(cluster: Cluster, nodes: int) -> Health:
     api = KubeApi(cluster)
     api_ready = api.ready()
     control_plane["API server"] = "ready" if api_ready else "not ready"
-    members = [cluster.node(number) for number in range(1, nodes + 1)]
+    members = [cluster.node(number) for number in range(1, record.nodes + 1)]
+    programs = {*RUNTIME, *AGENTS, *([CONTROLLER] if record.policies else [])}
     ready = ready_nodes(api) if api_ready else None
     missing = unavailable_addons(api) if api_ready else None
     return Health(
         control_plane,
-        {node.name: _node_state(node, ready) for node in members},
+        {node.name: _node_state(node, programs, ready) for node in members},
         {
             name: "unknown"
             if missing is None
@@ -103,10 +107,10 @@ def heard_from(api: KubeApi, since: datetime) -> set[str]:
     }
 
 
-def _node_state(node: Node, ready: set[str] | None) -> str:
+def _node_state(node: Node, programs: set[str], ready: set[str] | None) -> str:
     if find_init(node.spec) is None:
         return "not running"
-    dead = {*RUNTIME, *AGENTS} - read_status(node.spec).running
+    dead = programs - read_status(node.spec).running
     if dead:
         return f"without {' and '.join(sorted(dead))}"
     if ready is None:

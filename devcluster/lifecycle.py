@@ -24,6 +24,7 @@ from devcluster.errors import DevclusterError
 from devcluster.health import examine, heard_from, ready_nodes
 from devcluster.hosts import cgroups, network
 from devcluster.hosts.node import node_component, prepare_node, start_agents, start_runtime
+from devcluster.hosts.policy_controller import start_controller
 from devcluster.hosts.processes import find_init, kill_init, require_init
 from devcluster.images.imageload import load_images
 from devcluster.images.images import pack_images
@@ -31,7 +32,7 @@ from devcluster.packages import ensure_packages
 from devcluster.paths import MAX_NODES, STATE_ROOT, Cluster, Node
 from devcluster.registry import Record, allocate, cluster_lock, read_record, write_record
 from devcluster.shell import Progress, wait_until
-from devcluster.tools import Tools, ensure_tools, tools_key
+from devcluster.tools import Tools, ensure_policy_tools, ensure_tools, tools_key
 
 _READY_SECONDS = 120
 
@@ -57,7 +58,7 @@ def _keep(record: Record, wanted: Record, progress: Progress) -> bool:
 
     False if a new cluster must be made.
     """
-    health = examine(record.cluster, wanted.nodes)
+    health = examine(wanted)
     what = f"cluster {record.name!r}"
     if record.tools != tools_key():
         progress.say(f"{what} runs other versions than this checkout pins: making it anew")
@@ -122,6 +123,7 @@ def _start(record: Record, tools: Tools, progress: Progress) -> None:
         _each(nodes, lambda node: start_agents(node, tools))
         addons.result()
     wait_for_nodes(cluster, nodes, since, progress)
+    _enforce_policies(record, nodes, tools, progress)
     wait_for_addons(cluster, progress)
     write_record(replace(record, addons=addons_key(cluster)))
 
@@ -215,6 +217,7 @@ def start_node(name: str, node_name: str, progress: Progress) -> None:
         since = datetime.now(UTC)
         start_agents(node, tools)
         wait_for_nodes(cluster, [node], since, progress)
+        _enforce_policies(record, [node], tools, progress)
 
 
 def require_record(name: str) -> Record:
@@ -232,6 +235,15 @@ def find_node(record: Record, node_name: str) -> Node:
             return node
     names = ", ".join(node.name for node in nodes)
     raise DevclusterError(f"cluster {record.name!r} has no node {node_name!r}, only {names}")
+
+
+def _enforce_policies(
+    record: Record, nodes: Sequence[Node], tools: Tools, progress: Progress
+) -> None:
+    """Start the policy controllers of these nodes, if the cluster was asked for them."""
+    if record.policies:
+        policies = ensure_policy_tools(progress)
+        _each(nodes, lambda node: start_controller(node, tools, policies))
 
 
 def _each(nodes: Sequence[Node], work: Callable[[Node], None]) -> None:

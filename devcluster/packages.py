@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from devcluster.errors import DevclusterError
 from devcluster.shell import PATH, Progress, run
 
-# A file that shows that a package is installed: a program's name or an absolute path.
+# Each with a file that shows that it is installed: a program's name or an absolute path.
 _PROOFS = {
     "containerd": "containerd",
     "runc": "runc",
@@ -22,11 +23,13 @@ _PROOFS = {
     "mount": "mount",
     "util-linux": "nsenter",
 }
+POLICY_PACKAGES = {"ipset": "ipset"}
+"""Of the policy controller, in the same form."""
 
 
-def missing_packages() -> list[str]:
+def missing_packages(wanted: Mapping[str, str] = _PROOFS) -> list[str]:
     """Names of the Debian packages that are not installed, sorted."""
-    return sorted(package for package, proof in _PROOFS.items() if not _present(proof))
+    return sorted(package for package, proof in wanted.items() if not _present(proof))
 
 
 def _present(proof: str) -> bool:
@@ -35,9 +38,9 @@ def _present(proof: str) -> bool:
     return shutil.which(proof, path=PATH) is not None
 
 
-def ensure_packages(progress: Progress) -> None:
+def ensure_packages(progress: Progress, wanted: Mapping[str, str] = _PROOFS) -> None:
     """Install missing packages with apt-get. Raises DevclusterError if apt-get cannot."""
-    missing = missing_packages()
+    missing = missing_packages(wanted)
     if not missing:
         return
     names = " ".join(missing)
@@ -48,6 +51,6 @@ def ensure_packages(progress: Progress) -> None:
     run(["apt-get", "update", "-q"], timeout=300, env=env)
     install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", *missing]
     run(install, timeout=900, env=env)
-    still = missing_packages()
+    still = missing_packages(wanted)
     if still:
         raise DevclusterError(f"apt-get succeeded but these are still missing: {' '.join(still)}")

@@ -88,6 +88,10 @@ class Cluster:
         return self.directory / "kubeconfig"
 
     @property
+    def policy_kubeconfig(self) -> Path:
+        return self.pki / "kube-router.kubeconfig"
+
+    @property
     def logs(self) -> Path:
         return self.directory / "logs"
 

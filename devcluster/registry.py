@@ -30,6 +30,8 @@ class Record:
     """Key of the programs that the cluster runs."""
     addons: str = ""
     """Key of the applied manifests; empty until they are applied."""
+    policies: bool = False
+    """Whether every node runs a policy controller."""
 
     @property
     def cluster(self) -> Cluster:
@@ -56,7 +58,11 @@ def read_record(name: str) -> Record | None:
 
 
 def write_record(record: Record) -> None:
-    write_json(record.cluster.record, asdict(record))
+    written = asdict(record)
+    if not record.policies:
+        # An older checkout, which shares the cluster, refuses a field that it does not know.
+        del written["policies"]
+    write_json(record.cluster.record, written)
 
 
 def allocate(name: str, nodes: int, tools: str, taken: Sequence[ipaddress.IPv4Network]) -> Record:

@@ -100,6 +100,15 @@ STORE_PROGRAMS = (
     Program("versitygw", "versitygw", "github.com/versity/versitygw/cmd/versitygw", "~3 min"),
 )
 """Built only for tests of object storage: servers that speak S3."""
+POLICY_PROGRAMS = (
+    Program(
+        "kube-router",
+        "kube-router",
+        "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router",
+        "~3 min",
+    ),
+)
+"""Built only by `policies-up`."""
 KUEUE_CONFIG = "kueue-config"
 """Kueue's own kustomize manifests, taken from its module."""
 PROMETHEUS_CONFIG = "prometheus-config"
@@ -198,6 +207,11 @@ def ensure_kwok(progress: Progress) -> Tools:
 def ensure_kueue_tools(progress: Progress) -> Tools:
     """Kueue with its manifests; like `ensure_tools`."""
     return _ensure(KUEUE_PROGRAMS, "kueue", [_KUEUE], progress)
+
+
+def ensure_policy_tools(progress: Progress) -> Tools:
+    """The policy controller; like `ensure_tools`."""
+    return _ensure(POLICY_PROGRAMS, "policies", [], progress)
 
 
 def ensure_store_servers(progress: Progress) -> Tools:

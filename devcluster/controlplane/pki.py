@@ -90,8 +90,13 @@ def ensure_control_plane_pki(cluster: Cluster) -> None:
 
 def ensure_node_pki(node: Node) -> None:
     """Make a node's certificate (client and server at once) and its kubeconfig."""
-    _ensure_certificate(node.cluster.pki, node_identity(node))
-    write_kubeconfig(node.cluster, node.name, node.directory / "kubelet.kubeconfig")
+    ensure_client(node.cluster, node_identity(node), node.directory / "kubelet.kubeconfig")
+
+
+def ensure_client(cluster: Cluster, identity: Identity, kubeconfig: Path) -> None:
+    """Make a client's certificate and its kubeconfig."""
+    _ensure_certificate(cluster.pki, identity)
+    write_kubeconfig(cluster, identity.file, kubeconfig)
 
 
 def write_kubeconfig(cluster: Cluster, identity: str, path: Path) -> None:

@@ -83,11 +83,20 @@ def start_runtime(node: Node, tools: Tools) -> None:
 
 def start_agents(node: Node, tools: Tools) -> None:
     """Start the kubelet and kube-proxy. The API server should be ready: both retry slowly."""
-    _start(node, tools, [*RUNTIME, *AGENTS])
+    start_with(node, tools, [])
 
 
-def _start(node: Node, tools: Tools, names: Sequence[str]) -> None:
+def start_with(node: Node, tools: Tools, more: Sequence[dict[str, Any]]) -> None:
+    """Start all programs of a node, and ``more`` components beside them."""
+    _start(node, tools, [*RUNTIME, *AGENTS], more)
+
+
+def _start(
+    node: Node, tools: Tools, names: Sequence[str], more: Sequence[dict[str, Any]] = ()
+) -> None:
     wanted = [one for one in node_components(node, tools) if one["name"] in names]
+    wanted += more
+    names = [*names, *(one["name"] for one in more)]
     write_spec(node.spec, node.name, wanted)
     start_components(node.spec, names, node.logs)
 

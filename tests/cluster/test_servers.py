@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from trainsync.api import env, names
-from trainsync_operator.builders.servers.pod import AGENT
+from trainsync.api import names
 
-from demo.adapt import ENV_VOLUME
 from demo.platform import Platform
-from images.pod_env import MOUNT_PATH
 from tests.cluster.conftest import Kubectl, left_over, wait_until
+from tests.cluster.fake_server import fake_server
 from tests.cluster.manifests import changed, served
 from tests.cluster.operator.operator_process import OperatorProcess, running_operator
 from tests.cluster.prepared import prepared
@@ -32,20 +30,6 @@ CONTAINER = {
     "env": [{"name": "EMPTY", "value": ""}],
     "resources": {"requests": {"cpu": "1m", "memory": "1024Ki"}},
 }
-
-# What an agent asks of a vLLM server that has taken no version.
-SERVER = """
-import http.server, json
-ANSWERS = {"/health": {}, "/weight_info": {"weight_version": "default"},
-           "/is_paused": {"is_paused": False}}
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        known = self.path in ANSWERS
-        self.send_response(200 if known else 404)
-        self.end_headers()
-        self.wfile.write(json.dumps(ANSWERS.get(self.path)).encode())
-http.server.ThreadingHTTPServer(("", 8000), Handler).serve_forever()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -232,22 +216,11 @@ def test_an_entry_that_is_removed_takes_its_children(ns: Kubectl) -> None:
 
 def with_agent(platform: Platform, run: dict[str, Any], release: str) -> dict[str, Any]:
     """A run with one server, of standard Python, that is ready before the first version."""
-    image = {"image": platform.images.ray}
-    server = {"name": "server", **image, "command": ["python3", "-c", SERVER]}
-    agent: dict[str, Any] = {"name": AGENT, **image}
-    agent["env"] = [{"name": env.AGENT_SERVE_BEFORE_FIRST_VERSION, "value": "true"}]
-    server["env"] = [{"name": "RELEASE", "value": release}]
     # The run's monitor has no image, and makes no directory.
     claim = {"name": "trainsync-checkpoints", "mountPath": names.CHECKPOINT_MOUNT}
-    make = {"name": "make", **image, "volumeMounts": [claim]}
+    make = {"name": "make", "image": platform.images.ray, "volumeMounts": [claim]}
     make["command"] = ["mkdir", "-p", f"{names.CHECKPOINT_MOUNT}/{RUN}"]
-    spec: dict[str, Any] = {"containers": [server], "initContainers": [make, agent]}
-    spec["terminationGracePeriodSeconds"] = 1
-    if platform.environment is not None:
-        spec["volumes"] = [{"name": ENV_VOLUME, "hostPath": {"path": str(platform.environment)}}]
-        mount = {"name": ENV_VOLUME, "mountPath": MOUNT_PATH, "readOnly": True}
-        agent["volumeMounts"] = server["volumeMounts"] = [mount]
-    entry = {"name": "real", "engine": "VLLM", "replicas": 1, "template": {"spec": spec}}
+    entry = fake_server(platform, "real", release, before=[make])
     return changed(run, "spec.servers", [entry])
 
 

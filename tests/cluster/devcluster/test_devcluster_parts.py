@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,13 @@ from devcluster.health import Health
 from devcluster.monitoring import prometheus
 from devcluster.paths import MAX_CLUSTERS, MAX_NODES, Cluster
 from devcluster.shell import tail, wait_until, write_atomically
-from devcluster.tools import MONITORING_PROGRAMS, PROGRAMS, Program, module_hash
+from devcluster.tools import (
+    MONITORING_PROGRAMS,
+    POLICY_PROGRAMS,
+    PROGRAMS,
+    Program,
+    module_hash,
+)
 
 MODULES = Path(__file__).parents[3] / "devcluster" / "tools"
 
@@ -78,6 +86,15 @@ def test_a_record_is_read_back_as_written(state: Path) -> None:
     record = registry.allocate("a", 2, "key", [])
     assert registry.read_record("a") == record
     assert registry.read_record("b") is None
+    policed = replace(record, policies=True)
+    registry.write_record(policed)
+    assert registry.read_record("a") == policed
+
+
+def test_an_older_checkout_can_read_the_record_of_a_cluster_without_policies(state: Path) -> None:
+    registry.allocate("a", 2, "key", [])
+    known = {"name", "index", "nodes", "tools", "addons"}
+    assert set(json.loads((state / "a" / "cluster.json").read_text())) == known
 
 
 @pytest.mark.parametrize("name", ["", "Dev", "-dev", "dev-", "a/b", "../x", "a" * 21, "1dev"])
@@ -131,7 +148,9 @@ def test_a_modules_hash_follows_its_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "program", (*PROGRAMS, *MONITORING_PROGRAMS), ids=lambda program: program.name
+    "program",
+    (*PROGRAMS, *MONITORING_PROGRAMS, *POLICY_PROGRAMS),
+    ids=lambda program: program.name,
 )
 def test_every_program_has_a_module_that_pins_it(program: Program) -> None:
     module = MODULES / program.module

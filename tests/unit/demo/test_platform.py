@@ -5,7 +5,7 @@ import pytest
 from demo import platform
 from demo.errors import DemoError
 from demo.kubectl import Kubectl
-from demo.platform import Images, Platform, own_cluster, prepare
+from demo.platform import Images, Platform, devcluster_name, own_cluster, prepare
 from devcluster.shell import Progress
 
 IMAGES = Images("registry.example/op:1", "registry.example/mon:1", "registry.example/ray:1")
@@ -22,6 +22,18 @@ IMAGES = Images("registry.example/op:1", "registry.example/mon:1", "registry.exa
 )
 def test_only_another_clusters_kubeconfig_is_ones_own(kubeconfig: str | None, own: bool) -> None:
     assert own_cluster(kubeconfig) is own
+
+
+@pytest.mark.parametrize(
+    ("kubeconfig", "name"),
+    [
+        (None, "dev"),
+        ("/var/lib/trainsync/devcluster/dev/kubeconfig", "dev"),
+        ("/var/lib/trainsync/devcluster/other/kubeconfig", "other"),
+    ],
+)
+def test_a_devclusters_kubeconfig_names_that_devcluster(kubeconfig: str | None, name: str) -> None:
+    assert devcluster_name(kubeconfig) == name
 
 
 def test_a_cluster_of_ones_own_needs_images(tmp_path: Path) -> None:
