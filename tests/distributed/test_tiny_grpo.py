@@ -25,6 +25,7 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import check_manifest, committed_steps, read_manifest
 
 from tests.distributed.forked import preload
+from tests.distributed.local_ray import start_ray
 from tests.distributed.ranks import run_ranks, values_of
 
 preload("transformers.models.qwen2.modeling_qwen2")
@@ -45,10 +46,8 @@ def ray_address() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         # Ray's workers inherit it; they import the example as pytest does.
         patch.setenv("PYTHONPATH", PYTHONPATH)
-        context = ray.init(
-            address="local",
+        context = start_ray(
             num_cpus=2,
-            include_dashboard=False,
             log_to_driver=False,
             object_store_memory=128 * 2**20,
         )
