@@ -15,7 +15,7 @@ MAX_SERIES: Final = 256
 
 IO_DOINGS: Final = (
     *("scan", "check", "commit", "abort", "pointer", "outcome", "retention", "staging", "trash"),
-    *("sweep", "resume", *(f"{kind} pointer" for kind in SaveKind)),
+    *("account", "sweep", "resume", *(f"{kind} pointer" for kind in SaveKind)),
 )
 AUTH_CODES: Final = ("unauthenticated", "forbidden", "fenced", "claim_refused")
 STATUS_OUTCOMES: Final = ("written", "error", "conflict")
