@@ -92,10 +92,9 @@ class Account:
         """The training loop has reported."""
         self.time = max(self.time, now)
         ledger = self._ledger(Role.TRAINER)
-        began = self.time - (report.loop_seconds or 0.0)
         self.trainers.reported(ledger, attempt, report, self.time)
-        explorers = self._ledger(Role.EXPLORER)
-        self.explorers.unknown(explorers, attempt, began, ledger.until)
+        if report.loop_seconds is None:  # with a pace the Synchronizer tells of rollouts
+            self.explorers.unknown(self._ledger(Role.EXPLORER), attempt, ledger.until)
 
     def synchronized(self, attempt: int, report: WeightsReport, now: float) -> None:
         """The Synchronizer has reported."""

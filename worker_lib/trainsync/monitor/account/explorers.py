@@ -23,7 +23,7 @@ class ExplorerBook:
         clock: of that Synchronizer; ``name`` is what it calls that clock.
         present, told_used, told_unused: its counts, as reported last.
         used, unused: seconds of rollouts that are not in the account yet.
-        unheard: newest attempt whose trainers reported before any Synchronizer told of rollouts.
+        unheard: newest attempt whose trainers have no pace, so that nothing tells of rollouts.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = RECORD_CONFIG
@@ -71,12 +71,12 @@ class ExplorerBook:
         self.present = report.present
         self.told_used, self.told_unused = report.used, report.unused
 
-    def unknown(self, ledger: RoleLedger, attempt: int, began: float, now: float) -> None:
-        """The trainers of the attempt report, and no Synchronizer has told of rollouts."""
+    def unknown(self, ledger: RoleLedger, attempt: int, now: float) -> None:
+        """Trainers without a pace have trained until ``now``: nothing tells of rollouts."""
         if self.attempt >= attempt:
             return
         if self.unheard < attempt:
-            ledger.settle(began, {AccountClass.RESTART: 1.0})
+            ledger.settle(now, {AccountClass.RESTART: 1.0})
             self.unheard = attempt
         ledger.settle(now, {AccountClass.IDLE: 1.0})
 
