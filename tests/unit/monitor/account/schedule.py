@@ -177,7 +177,7 @@ class Trouble:
     doubled: float = 0.0
     longest_delay: float = 0.05
     look_seconds: float = 2.5  # between two looks at the pods
-    write_seconds: float = 30.0
+    write_seconds: float = 10.0
     monitor_lives: float | None = None  # on average
     monitor_away: float = 20.0
 

@@ -116,7 +116,7 @@ def test_a_step_back_of_an_attempt_is_a_repeat_also_for_the_next_monitor(
     go(20.0)
     again.report_progress(later, ProgressReport(step=4, loop_seconds=20.0, waited_seconds=0.0))
     # Two of the four steps were trained before.
-    assert classes(again) == {"train": 80 + 40, "repeat": 40, "restart": 120}
+    assert classes(again) == {"train": 80 + 40, "repeat": 40, "restart": 4 * WRITE_SECONDS}
 
 
 def test_a_save_is_charged_with_what_it_blocked_its_slowest_rank(

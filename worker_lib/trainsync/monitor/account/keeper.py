@@ -22,7 +22,7 @@ from trainsync.storage.saves.receipts import Receipt
 
 _LOG = logging.getLogger(__name__)
 
-WRITE_SECONDS: Final = 30.0
+WRITE_SECONDS: Final = 10.0
 """Between two writes of the account to the volume."""
 _RECORD = TypeAdapter(Account)
 
@@ -31,7 +31,8 @@ class AccountKeeper(NullObserver):
     """The account of a run whose pods are told; of one without pods (a local run) there is none.
 
     A monitor that dies loses no second: the next goes on from the file, which has the pods that
-    were there, and the reports are cumulative. An account that cannot be read begins anew.
+    were there, and the reports are cumulative. Only what is told once, right before it is killed
+    (how long a save blocked), is lost. An account that cannot be read begins anew.
 
     Args:
         gate: asked right before the file is replaced; see `Authority`.
@@ -115,13 +116,13 @@ class AccountKeeper(NullObserver):
         """What status shows; None where nothing is counted."""
         return None if self._account is None else self._account.shown()
 
-    def write(self) -> None:
-        """Write the account to the volume, at most every `WRITE_SECONDS`.
+    def write(self, *, now: bool = False) -> None:
+        """Write the account to the volume, at most every `WRITE_SECONDS` unless ``now``.
 
         Raises `OSError`, and what the gate raises.
         """
         due = self._monotonic() - self._written_at >= WRITE_SECONDS
-        if self._account is None or not due:
+        if self._account is None or not (due or now):
             return
         self._written_at = self._monotonic()  # a volume that refuses is not asked more often
         atomic.make_directory(self._run.account.parent)

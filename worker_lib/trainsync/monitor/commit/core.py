@@ -201,6 +201,12 @@ class MonitorCore:
         except errors.MonitorError:
             return  # the next tick meets it too, and keeps it
 
+    def end(self) -> None:
+        """Write what the next monitor goes on from, and would else not know. Raises
+        `MonitorError`."""
+        self._ready()
+        self._write_account(now=True)
+
     def claim(self, owner: SaveOwner, cluster: str, confirmed_attempt: int | None) -> None:
         """Grant the attempt to this incarnation: see `trainsync.monitor.resume.claiming.claim`."""
         self._ready()
@@ -411,9 +417,9 @@ class MonitorCore:
             self._permits.renew(quiet=self._worker.ledger.attempt is not None)
             self._term = term
 
-    def _write_account(self) -> None:
+    def _write_account(self, *, now: bool = False) -> None:
         try:
-            self._account.write()
+            self._account.write(now=now)
         except OSError as error:  # no save depends on it; it is written again
             _LOG.warning("the account is not written: %s", error)
             self._observer.io_error("account")
