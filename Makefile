@@ -35,7 +35,10 @@ export PYTHONPATH := examples:.
 CLUSTER_READY := $(if $(KUBECONFIG),,cluster-up)
 POLICIES_READY := $(if $(KUBECONFIG),,policies-up)
 NODES ?= 1
+DEVCLUSTER := $(PYTHON) -m devcluster
 PYTEST := $(BIN)/python -m pytest
+# Unit tests wait half of their time, for processes and for deadlines.
+UNIT_WORKERS := $(shell workers=$$((2 * $$(nproc))); echo $$((workers < 8 ? workers : 8)))
 
 ##@ Try it
 .PHONY: demo demo-local demo-vllm
@@ -94,11 +97,11 @@ release-check: setup ## Wheel, sdist, chart package and SBOM into build/release,
 	$(BIN)/python -m release --uv $(UV)
 
 ##@ Test
-.PHONY: test test-unit test-store test-distributed test-cluster test-e2e test-monitoring test-kueue test-policies test-vllm test-vllm-cluster test-sglang test-gpu test-compat faults
-test: test-unit test-store test-distributed test-cluster test-e2e ## All of the below, the fast ones first
+.PHONY: test test-unit test-store test-distributed test-cluster test-e2e test-on-clusters test-monitoring test-kueue test-policies test-vllm test-vllm-cluster test-sglang test-gpu test-compat faults
+test: test-unit test-store test-distributed test-on-clusters ## All of the below, the fast ones first
 
-test-unit: setup ## A minute or two, on all cores: no processes, no cluster
-	$(PYTEST) tests/unit -n auto --maxprocesses 8 --dist worksteal
+test-unit: setup ## Some four minutes on two cores: no Ray, no cluster
+	$(PYTEST) tests/unit -n $(UNIT_WORKERS) --dist worksteal
 
 test-store: setup $(AZURITE_READY) ## A minute: checkpoints in object storage, on a real S3 server (3 min of Go builds the first time)
 	AZURITE=$(patsubst %/.made,%,$(AZURITE_READY)) $(PYTEST) tests/store
@@ -111,6 +114,23 @@ test-cluster: setup $(CLUSTER_READY) images ## Minutes: the operator against a r
 
 test-e2e: setup $(CLUSTER_READY) images ## Minutes: whole runs, with kills, on the real cluster (root)
 	$(PYTEST) tests/e2e
+
+# Both wait for pods most of the time. On a cluster of your own they take turns.
+test-on-clusters: setup images ## Those two side by side, each on a development cluster of its own (root)
+ifdef KUBECONFIG
+	$(MAKE) test-cluster
+	$(MAKE) test-e2e
+else
+	$(DEVCLUSTER) --name e2e up
+	$(MAKE) --jobs=2 test-cluster-apart test-e2e-apart
+	$(DEVCLUSTER) --name e2e down
+endif
+
+.PHONY: test-cluster-apart test-e2e-apart
+test-cluster-apart:
+	$(MAKE) test-cluster 2>&1 | sed --unbuffered 's/^/cluster: /'
+test-e2e-apart:
+	KUBECONFIG=$$($(DEVCLUSTER) --name e2e kubeconfig | tail -1) $(MAKE) test-e2e 2>&1 | sed --unbuffered 's/^/e2e: /'
 
 test-monitoring: setup monitoring-up images ## The chart's monitors, rules and alerts with that Prometheus (root; not in `test`)
 	$(PYTEST) tests/monitoring
@@ -143,19 +163,20 @@ faults: setup ## The fault matrix, every fault 200 times (some 45 min; root for 
 ##@ Cluster
 .PHONY: cluster-up cluster-down monitoring-up kueue-up policies-up images
 cluster-up: ## A real Kubernetes on this machine (root; 25 s; the first time 15 min for the Go builds); NODES=2
-	$(PYTHON) -m devcluster up --nodes $(NODES)
+	$(DEVCLUSTER) up --nodes $(NODES)
 
-cluster-down: ## Remove it: one kill, nothing is left
-	$(PYTHON) -m devcluster down
+cluster-down: ## Remove it, and that of e2e tests: one kill each, nothing is left
+	$(DEVCLUSTER) down
+	$(DEVCLUSTER) --name e2e down
 
 monitoring-up: cluster-up ## Add Prometheus 3 with its operator to it (the first time some 13 min of Go builds)
-	$(PYTHON) -m devcluster monitoring
+	$(DEVCLUSTER) monitoring
 
 kueue-up: cluster-up ## Add Kueue 0.16 to it (the first time some 3 min of Go builds)
-	$(PYTHON) -m devcluster kueue
+	$(DEVCLUSTER) kueue
 
 policies-up: cluster-up ## Add kube-router 2 to it, which enforces NetworkPolicies (the first time some 3 min of Go builds)
-	$(PYTHON) -m devcluster policies
+	$(DEVCLUSTER) policies
 
 images: setup ## Container images, packed without a container engine (2 min the first time)
 	$(BIN)/python -m images.build all

@@ -8,15 +8,19 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from demo import faults
-from demo.platform import REPOSITORY, Platform, load_images, own_cluster
+from demo.platform import REPOSITORY, Platform, devcluster_name, load_images, own_cluster
 from tests.e2e import harness
 from tests.e2e.test_faults import ARGUMENTS, INTERVAL, STEPS, starts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 
 
+def this_cluster() -> str:
+    return devcluster_name(os.environ.get("KUBECONFIG"))
+
+
 def devcluster(*words: str) -> None:
-    command = [sys.executable, "-m", "devcluster", *words]
+    command = [sys.executable, "-m", "devcluster", "--name", this_cluster(), *words]
     subprocess.run(command, check=True, timeout=120, cwd=REPOSITORY)
 
 
@@ -30,7 +34,7 @@ def victim(platform: Platform) -> Iterator[str]:
     if own_cluster(os.environ.get("KUBECONFIG")):
         pytest.skip("KUBECONFIG is a cluster of yours, whose nodes are not killed")
     devcluster("up", "--nodes", "2")
-    load_images(platform.images)
+    load_images(platform.images, this_cluster())
     yield VICTIM
     devcluster("up")
 

@@ -70,3 +70,19 @@ def test_a_server_that_is_killed_amid_a_copy_is_followed_again_when_it_is_back(
         finally:
             assert mirror.stop(20)
         assert {code for _, code, _ in findings("verify", url, code=0)} <= {"unlisted"}
+
+
+def test_a_step_that_a_repair_set_aside_is_put_again(place: Place, run: RunDirectory) -> None:
+    for step in (20, 30):
+        document("cp", run.root, place.url(), "--step", step)
+    next(place.files.rglob("global_step_30/**/checkpoint_rank_0.pt")).unlink()
+    document("repair", place.url())
+    assert steps(place.url()) == [20]
+    mirror = mirror_of(run.root, place.url())
+    mirror.start()
+    try:
+        eventually(lambda: mirror.state.last == 30)
+    finally:
+        assert mirror.stop(20)
+    assert steps(place.url()) == [20, 30]
+    assert {code for _, code, _ in findings("verify", place.url(), code=0)} == {"unlisted"}

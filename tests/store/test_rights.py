@@ -49,6 +49,9 @@ def test_the_policy_suffices_for_every_command(
         document("cp", run.root, place.url(), "--step", step)
     assert findings("verify", place.url(), code=0) == []
     assert document("show", place.url(), "latest")["step"] == 30
+    next(place.files.rglob("global_step_30/**/checkpoint_rank_0.pt")).unlink()
+    assert len(document("repair", place.url())["actions"]) == 2
+    document("cp", run.root, place.url(), "--step", 30)
     assert [r["step"] for r in document("prune", place.url(), "--keep", 1, "--yes")["removed"]] == [
         10
     ]

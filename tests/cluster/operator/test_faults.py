@@ -16,7 +16,7 @@ import pytest
 from trainsync.api import names
 from trainsync.kube.lease import LEASE_SECONDS, LOOK_SECONDS
 
-from demo.platform import REPOSITORY, Platform, own_cluster
+from demo.platform import REPOSITORY, Platform, devcluster_name, own_cluster
 from devcluster.hosts.processes import read_status
 from devcluster.registry import read_record
 from tests.cluster.conftest import Kubectl, left_over, wait_until
@@ -54,7 +54,8 @@ def platform() -> Platform:
 
 def kill_etcd() -> None:
     """kill -9; and start it again when the API server has noticed."""
-    record = read_record("dev")
+    name = devcluster_name(os.environ.get("KUBECONFIG"))
+    record = read_record(name)
     assert record is not None
     found = [
         int(entry.name)
@@ -64,9 +65,8 @@ def kill_etcd() -> None:
     (etcd,) = found
     os.kill(etcd, signal.SIGKILL)
     wait_until("etcd is gone", lambda: "etcd" in read_status(record.cluster.spec).exited, 10)
-    subprocess.run(
-        [sys.executable, "-m", "devcluster", "up"], check=True, timeout=120, cwd=REPOSITORY
-    )
+    command = [sys.executable, "-m", "devcluster", "--name", name, "up"]
+    subprocess.run(command, check=True, timeout=120, cwd=REPOSITORY)
 
 
 def words_of(process: Path) -> list[str]:

@@ -1,9 +1,7 @@
 """Arguments and options that commands share."""
 
 import os
-import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -14,15 +12,7 @@ from trainsync.cli.output.console import DAMAGED, USAGE, fail
 from trainsync.storage.errors import DamagedFileError, DanglingPointerError
 from trainsync.storage.inspect.findings import is_run_directory
 from trainsync.storage.layout import MAX_STEP, RunDirectory, parse_step
-from trainsync.storage.saves import pointers
 
-Directory = Annotated[
-    Path,
-    typer.Argument(
-        help="The run's directory: the one with global_step_N in it.",
-        metavar="DIR",
-    ),
-]
 DirectoryOrUrl = Annotated[
     str,
     typer.Argument(
@@ -41,8 +31,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
 Threads = Annotated[int, typer.Option(min=1, max=256, help="Files read at once.")]
 LATEST: Final = "latest"
-_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*:/")
-"""As the `Path` of a URL begins."""
 # One for each core, but more than one where there is one, and no crowd on a disk.
 DEFAULT_THREADS: Final = min(max(os.cpu_count() or 1, 4), 16)
 Kind = Annotated[SaveKind | None, typer.Option(help="Which of the step's saves.")]
@@ -55,12 +43,6 @@ def open_run(directory: Path) -> RunDirectory:
         OSError: it cannot be read.
     """
     if not directory.exists():
-        if _URL.match(str(directory)):
-            fail(
-                f"{directory.name} is in a store, and this command works on directories only: copy "
-                "the step to one first, with `trainsync checkpoints cp`",
-                USAGE,
-            )
         raise typer.BadParameter(f"Directory '{directory}' does not exist.", param_hint="DIR")
     if not directory.is_dir():
         raise typer.BadParameter(f"Directory '{directory}' is a file.", param_hint="DIR")
@@ -73,20 +55,15 @@ def open_run(directory: Path) -> RunDirectory:
     return run
 
 
-def chosen_step(run: RunDirectory, text: str, kind: SaveKind | None) -> int:
+def chosen(
+    place: str, read_pointer: Callable[[SaveKind], int | None], text: str, kind: SaveKind | None
+) -> int:
     """The step that ``text`` names; ``latest`` is that of the pointer: of checkpoints, or else of
     state dicts, unless ``kind`` says which. Ends the command when there is none.
 
     Raises:
-        OSError: the pointer cannot be read.
+        OSError, StorageError: the pointer cannot be read.
     """
-    return chosen(str(run.root), partial(pointers.read_pointer, run), text, kind)
-
-
-def chosen(
-    place: str, read_pointer: Callable[[SaveKind], int | None], text: str, kind: SaveKind | None
-) -> int:
-    """`chosen_step` of any place that has pointers."""
     if text != LATEST:
         if not text.isdecimal() or len(text) > len(str(MAX_STEP)) or int(text) > MAX_STEP:
             fail(f"STEP is {text!r}; expected a number from 0 to {MAX_STEP}, or {LATEST}", USAGE)

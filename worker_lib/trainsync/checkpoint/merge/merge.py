@@ -21,13 +21,19 @@ from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import CorruptCheckpointError, MergeError, StateMismatchError
 from trainsync.checkpoint.load.file_checks import FileChecks
 from trainsync.checkpoint.load.reshard.read import ComponentRead
-from trainsync.checkpoint.load.reshard.shard_files import Component, find_component, folders_with
 from trainsync.checkpoint.megatron_shards import MegatronShards, is_megatron
-from trainsync.checkpoint.merge.lora import TRAIN_META, BaseModel, read_meta
+from trainsync.checkpoint.merge.lora import BaseModel, read_meta
 from trainsync.checkpoint.merge.megatron import MegatronWeights
 from trainsync.checkpoint.merge.names import expected_names
-from trainsync.checkpoint.merge.output import check_output, make_durable, publish, say_dtype
+from trainsync.checkpoint.merge.output import (
+    check_output,
+    check_room,
+    make_durable,
+    publish,
+    say_dtype,
+)
 from trainsync.checkpoint.merge.safetensors import TensorEntry, partition, write
+from trainsync.checkpoint.merge.step_files import StepFiles
 from trainsync.checkpoint.merge.weights import MergedWeights
 from trainsync.storage import atomic, digest
 from trainsync.storage.errors import FileCheckError
@@ -45,7 +51,6 @@ DTYPES: Final = {
 }
 MAX_SHARD_BYTES: Final = 5_000_000_000  # as transformers has it
 _INDEX: Final = "model.safetensors.index.json"
-_WEIGHTS: Final = (".safetensors", ".bin", ".safetensors.index.json", ".bin.index.json")
 _READ_ONLY: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
@@ -103,8 +108,7 @@ def merge_to_hf(
         StorageError: the step went while it was read, or its manifest is damaged.
         OSError: a disk failed.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise MergeError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    check_dtype(dtype)
     if max_shard_bytes < 1:
         raise MergeError(f"max_shard_bytes must be at least 1, got {max_shard_bytes}")
     run = RunDirectory(directory)
@@ -124,7 +128,6 @@ def merge_to_hf(
                     raise
                 # What was mapped stays readable, and what goes before is missed loudly.
                 logger.warning("the step is read without a lease, on a read-only volume: %s", error)
-            subdir = _subdir(manifest) if subdir is None else subdir
             floats = None if dtype is None else DTYPES[dtype]
             merge = _Merge(run, manifest, subdir, floats, base, on_progress)
             entries, files, tied = merge.write(temporary, max_shard_bytes)
@@ -145,6 +148,12 @@ def merge_to_hf(
     )
 
 
+def check_dtype(dtype: str | None) -> None:
+    """See that weights can be written in ``dtype``. Raises `MergeError`."""
+    if dtype is not None and dtype not in DTYPES:
+        raise MergeError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+
+
 class _Merge:
     """One merge, from the manifest to the files in a temporary directory."""
 
@@ -152,7 +161,7 @@ class _Merge:
         self,
         run: RunDirectory,
         manifest: Manifest,
-        subdir: str,
+        subdir: str | None,
         dtype: torch.dtype | None,
         base_model: Path | None,
         on_progress: Callable[[int, int], None],
@@ -162,36 +171,21 @@ class _Merge:
         self._on_progress = on_progress
         self._done = self._total = 0
         self._telling = threading.Lock()
-        what = f"{manifest.kind.value} {manifest.step}"
-        component = find_component(manifest.files, "model", subdir)
-        if component is None:
-            raise MergeError(f"{what} has no component model in {subdir}/")
-        self._files = {entry.path: entry for entry in manifest.files}
-        prefix = f"{subdir}/huggingface/"
-        self._small = {
-            path.removeprefix(prefix): entry
-            for path, entry in self._files.items()
-            if path.startswith(prefix) and not path.endswith(_WEIGHTS)
-        }
-        if "config.json" not in self._small:
-            raise MergeError(
-                f"{what} has no {prefix}config.json; expected the model's configuration: give "
-                "attachments=trainsync.huggingface_files(...) to save, or save through "
-                "FSDPCheckpointManager"
-            )
+        self._listed = {entry.path: entry for entry in manifest.files}
+        self._files = StepFiles.of(manifest, subdir)
         try:
-            self._weights = self._open(component, self._base / prefix, dtype)
+            self._weights = self._open(self._base / self._files.folder, dtype)
         except Exception:
-            self._check(self._entry(component.path(0)))  # if it is damaged, that is why
+            # If it is damaged, that is why.
+            self._check(self._entry(self._files.component.path(0)))
             raise
 
-    def _open(
-        self, component: Component, config: Path, dtype: torch.dtype | None
-    ) -> MergedWeights | MegatronWeights:
+    def _open(self, config: Path, dtype: torch.dtype | None) -> MergedWeights | MegatronWeights:
+        component = self._files.component
         reading = ComponentRead(self._base, component, 0, 1)
         if not is_megatron(reading.state):
             base = None if self._base_model is None else BaseModel(self._base_model)
-            meta = self._files.get(f"{component.subdir}/{TRAIN_META}")
+            meta = self._files.adapter
             if meta is None:
                 return MergedWeights(reading, dtype, base=base)
             self._check(meta)
@@ -200,7 +194,7 @@ class _Merge:
         if self._base_model is not None:
             raise MergeError("base is given with the shards of a Megatron model; expected none")
         try:  # it says how weights are fused
-            check_file(self._base, self._small["config.json"], with_digest=True)
+            check_file(self._base, self._files.small["config.json"], with_digest=True)
         except (FileCheckError, FileNotFoundError) as error:
             raise CorruptCheckpointError(str(error)) from error
         return MegatronWeights(MegatronShards(self._base, component), config, dtype)
@@ -210,8 +204,8 @@ class _Merge:
         weights = self._weights
         checked = [self._entry(path) for path in sorted(weights.paths)]
         self._total = sum(entry.bytes for entry in weights.entries)
-        self._total += sum(file.bytes for file in [*self._small.values(), *checked])
-        for path, file in self._small.items():
+        self._total += sum(file.bytes for file in [*self._files.small.values(), *checked])
+        for path, file in self._files.small.items():
             self._check(file)
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(self._base / file.path, folder / path)
@@ -220,12 +214,13 @@ class _Merge:
         expected = expected_names(folder)  # before the many bytes, since it may refuse
         if expected is not None:
             weights.fit(expected)
+        check_room(folder.parent, sum(e.bytes for e in weights.entries), "the merged weights")
         with FileChecks(self._base, checked, self._progress), _one_thread():
             planned = sum(entry.bytes for entry in weights.entries)
             tied = weights.leave_out_tied()
             self._total -= planned - sum(entry.bytes for entry in weights.entries)
             files = self._write_weights(folder, weights.entries, most)
-        return weights.entries, [*self._small, *files], tied
+        return weights.entries, [*self._files.small, *files], tied
 
     def _write_weights(self, folder: Path, entries: Sequence[TensorEntry], most: int) -> list[str]:
         parts = partition(entries, most)
@@ -250,9 +245,9 @@ class _Merge:
         return [*names, _INDEX]
 
     def _entry(self, path: str) -> FileEntry:
-        if path not in self._files:
+        if path not in self._listed:
             raise CorruptCheckpointError(f"the manifest does not list {path}")
-        return self._files[path]
+        return self._listed[path]
 
     def _check(self, entry: FileEntry) -> None:
         try:
@@ -281,24 +276,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _subdir(manifest: Manifest) -> str:
-    """The one folder that has shards of a model; the actor's, where a critic is saved beside it."""
-    folders = folders_with(manifest.files, "model")
-    if len(folders) == 1:
-        return folders.pop()
-    if folders == {"actor", "critic"}:
-        return "actor"
-    what = f"{manifest.kind.value} {manifest.step}"
-    if folders:
-        raise MergeError(
-            f"{what} has shards of models in {', '.join(sorted(folders))}; say which with subdir"
-        )
-    raise MergeError(
-        f"{what} has no shards of a model; expected model_world_size_W_rank_R.pt among "
-        + ", ".join(sorted(entry.path for entry in manifest.files)[:5])
-    )
 
 
 def _manifest(run: RunDirectory, kind: SaveKind, step: int) -> Manifest:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import torch
+from rich.filesize import decimal
 
 from trainsync.checkpoint.errors import MergeError
 from trainsync.storage import atomic
@@ -25,6 +26,24 @@ def check_output(run: Path, output: Path) -> None:
         raise MergeError(f"{output} is not a directory; expected a new one, or an empty one")
     if output.exists() and any(output.iterdir()):
         raise MergeError(f"{output} is not empty; expected a new directory, or an empty one")
+
+
+def check_room(folder: Path, needed: int, what: str) -> None:
+    """Refuse to begin what the file system of ``folder`` has no room for.
+
+    Raises:
+        MergeError: says how much is needed, and how much is free.
+        OSError: it cannot be asked.
+    """
+    found = os.statvfs(folder)
+    if not found.f_blocks:
+        return  # a file system that does not know its size
+    free = found.f_bavail * found.f_frsize
+    if needed > free:
+        raise MergeError(
+            f"{what} need {decimal(needed)}, and the file system of {folder} has {decimal(free)} "
+            "free; expected a place with more room"
+        )
 
 
 def make_durable(folder: Path) -> None:

@@ -2,12 +2,13 @@
 or in a store.
 
 Begin at the module of a command; `options` beside this package, `places` and `reports` are shared.
-Works on the directory or the store alone: no cluster, no monitor, and but for ``merge`` no torch.
+Works on the directory or the store alone: no cluster, no monitor, and but for ``merge`` and
+``push`` no torch.
 """
 
 import typer
 
-from trainsync.cli.checkpoints import copying, listing, merge, prune, repair, show, verify
+from trainsync.cli.checkpoints import copying, listing, merge, prune, push, repair, show, verify
 from trainsync.cli.output.console import EXIT_CODES
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app.command("ls", epilog=EXIT_CODES)(listing.list_saves)
 app.command("show", epilog=EXIT_CODES)(show.show)
 app.command("verify", epilog=EXIT_CODES)(verify.verify)
 app.command("merge", epilog=EXIT_CODES)(merge.merge)
+app.command("push", epilog=EXIT_CODES)(push.push)
 app.command("prune", epilog=EXIT_CODES)(prune.prune)
 app.command("cp", epilog=EXIT_CODES)(copying.copy)
 app.command("repair", epilog=EXIT_CODES)(repair.repair)

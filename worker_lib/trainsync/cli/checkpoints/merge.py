@@ -1,22 +1,46 @@
 """``trainsync checkpoints merge``."""
 
-import importlib
 from enum import StrEnum
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.filesize import decimal
 
 from trainsync.api.protocol import SaveKind
 from trainsync.api.words import clean
-from trainsync.checkpoint.errors import CheckpointError
-from trainsync.cli.options import AsJson, Directory, Kind, StepOrLatest, chosen_step, open_run
+from trainsync.cli.checkpoints.merging import (
+    Chosen,
+    MergeOptions,
+    chosen_kind,
+    merge_step,
+    work_directory,
+)
+from trainsync.cli.checkpoints.places import (
+    DirectoryPlace,
+    StorePlace,
+    open_place,
+    refuse_options,
+    store_of,
+)
+from trainsync.cli.options import (
+    AllowHttp,
+    AsJson,
+    DirectoryOrUrl,
+    Endpoint,
+    Kind,
+    Region,
+    StepOrLatest,
+)
 from trainsync.cli.output.console import USAGE, emit, fail, guarded, stdout
 from trainsync.cli.output.progress import bytes_bar
-from trainsync.storage.inspect.saves import committed_pairs
-from trainsync.storage.layout import RunDirectory
+from trainsync.storage.objects import address, folders
+from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.folders import FolderTakenError
+from trainsync.storage.objects.opening import StoreOptions
+
+_FILES_AT_ONCE = 4
+_CONFIG = "config.json"  # without it nothing loads a model
 
 
 class Dtype(StrEnum):
@@ -27,65 +51,67 @@ class Dtype(StrEnum):
     FLOAT16 = "float16"
 
 
+DtypeOption = Annotated[Dtype | None, typer.Option(help="Of the weights; as saved by default.")]
+Subdir = Annotated[
+    str | None, typer.Option(help="Folder of the shards, where several have a model's.")
+]
+Base = Annotated[
+    Path | None,
+    typer.Option(help="Base model (Hugging Face), for a LoRA adapter alone.", metavar="DIR"),
+]
+
+
 @guarded
 def merge(
-    directory: Directory,
+    directory: DirectoryOrUrl,
     step_name: StepOrLatest,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="New directory for the model.", metavar="DIR")
+        str,
+        typer.Option(
+            "--output", "-o", help="New directory, or prefix in a store.", metavar="DIR|URL"
+        ),
     ],
     kind: Kind = None,
-    dtype: Annotated[
-        Dtype | None, typer.Option(help="Of the weights; as saved by default.")
-    ] = None,
-    subdir: Annotated[
-        str | None, typer.Option(help="Folder of the shards, where several have a model's.")
-    ] = None,
-    base: Annotated[
-        Path | None,
-        typer.Option(help="Base model (Hugging Face), for a LoRA adapter alone.", metavar="DIR"),
-    ] = None,
+    dtype: DtypeOption = None,
+    subdir: Subdir = None,
+    base: Base = None,
+    endpoint: Endpoint = None,
+    region: Region = None,
+    allow_http: AllowHttp = False,
     as_json: AsJson = False,
 ) -> None:
     """Put a step's shards together into a Hugging Face directory. Needs torch, but no GPU.
 
     Every file is checked, and the directory appears when it is complete. The checkpoint of
     the step is taken, or else its state dict, unless --kind says which.
+
+    From a store, the model's shards are copied beside the output first, and removed at the end.
+    Into a store, the model is merged in TMPDIR, and config.json is put last: until then nothing
+    loads.
     """
-    run = open_run(directory)
-    step = chosen_step(run, step_name, kind)
-    chosen = _choose(run, directory, step, kind)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        fail(f"{output} is there already and not empty: give a new directory", USAGE)
-    merging = _merging()
-    done = 0
-    with bytes_bar("checking and merging", None) as tell:
-
-        def on_progress(now: int, total: int) -> None:
-            nonlocal done
-            tell(now - done, total)
-            done = now
-
-        try:
-            result = merging.merge_to_hf(
-                directory,
-                step,
-                output,
-                kind=chosen,
-                dtype=None if dtype is None else dtype.value,
-                subdir=subdir,
-                base=base,
-                on_progress=on_progress,
-            )
-        except CheckpointError as error:
-            fail(f"{chosen.value} {step} was not merged: {error}")
+    options = StoreOptions(endpoint, region, allow_http)
+    if not address.is_url(directory) and not address.is_url(output):
+        refuse_options(options)
+    place = open_place(directory, options if address.is_url(directory) else StoreOptions())
+    assert isinstance(place, DirectoryPlace | StorePlace)
+    step = place.chosen_step(step_name, kind)
+    chosen = chosen_kind(place, step, kind)
+    asked = MergeOptions(None if dtype is None else dtype.value, subdir, base)
+    if address.is_url(output):
+        result, where = _into_store(place, step, chosen, store_of(output, options), asked)
+    else:
+        folder = Path(output)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            fail(f"{folder} is there already and not empty: give a new directory", USAGE)
+        result = merge_step(place, step, chosen, folder, asked)
+        where = str(result.output)
     if as_json:
         emit(
             {
-                "directory": str(directory),
+                "directory": directory,
                 "step": step,
                 "kind": chosen.value,
-                "output": str(result.output),
+                "output": where,
                 "tensors": result.tensors,
                 "bytes": result.bytes,
                 "files": list(result.files),
@@ -94,29 +120,27 @@ def merge(
         )
     else:
         line = (
-            f"{chosen.value} {step} is now in {result.output}: {result.tensors} tensors, "
+            f"{chosen.value} {step} is now in {where}: {result.tensors} tensors, "
             f"{decimal(result.bytes)}"
         )
         stdout().print(clean(line), markup=False, soft_wrap=True)
 
 
-def _choose(run: RunDirectory, directory: Path, step: int, kind: SaveKind | None) -> SaveKind:
-    there = [k for _, k in committed_pairs(run, step) if kind in (None, k)]
-    if not there:
-        what = f"step {step}" if kind is None else f"{kind.value} {step}"
-        fail(f"{what} is not committed in {directory}", USAGE)
-    return there[0]  # a checkpoint comes first
-
-
-def _merging() -> ModuleType:
-    # Imported here, since all other commands work where there is no torch.
+def _into_store(
+    place: Chosen, step: int, kind: SaveKind, bucket: Bucket, options: MergeOptions
+) -> tuple[Any, str]:
+    """The merge's result, and where it is."""
+    if f"{bucket.name}/".startswith(f"{place.name}/"):
+        fail(f"{bucket.name} is inside the run's store; expected a place outside it", USAGE)
     try:
-        return importlib.import_module("trainsync.checkpoint.merge.merge")
-    except ModuleNotFoundError as error:
-        name = error.name or "a package"
-        if name.startswith("trainsync"):
-            raise
-        fail(
-            f"merge needs {name}, which is not installed: in a clone of trainsync, "
-            "pip install '.[worker]'"
-        )
+        folders.require_empty(bucket)  # before the work
+        with work_directory() as work:
+            folder = Path(work) / "model"
+            result = merge_step(place, step, kind, folder, options)
+            with bytes_bar("putting", result.bytes) as tell:
+                folders.put_folder(
+                    bucket, folder, result.files, _CONFIG, threads=_FILES_AT_ONCE, on_bytes=tell
+                )
+    except FolderTakenError as error:
+        fail(str(error), USAGE)
+    return result, bucket.name

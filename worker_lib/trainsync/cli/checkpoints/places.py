@@ -57,7 +57,7 @@ class Place(Protocol):
         ...
 
     def chosen_step(self, text: str, kind: SaveKind | None) -> int:
-        """See `trainsync.cli.options.chosen_step`."""
+        """See `trainsync.cli.options.chosen`."""
         ...
 
     def seconds(self, record: Manifest) -> float | None:
@@ -97,10 +97,7 @@ def open_bucket(text: str, options: StoreOptions) -> Bucket:
     Raises:
         StorageError: it cannot be read.
     """
-    try:
-        bucket = open_store(text, options)
-    except StoreUrlError as error:
-        fail(str(error), USAGE)
+    bucket = store_of(text, options)
     if not inspecting.is_store(bucket):
         fail(
             f"{bucket.name} holds no checkpoints of a run, but other objects: give the prefix that "
@@ -108,6 +105,14 @@ def open_bucket(text: str, options: StoreOptions) -> Bucket:
             USAGE,
         )
     return bucket
+
+
+def store_of(text: str, options: StoreOptions) -> Bucket:
+    """The store of the URL ``text``, whatever it holds; ends the command when the URL is wrong."""
+    try:
+        return open_store(text, options)
+    except StoreUrlError as error:
+        fail(str(error), USAGE)
 
 
 def refuse_options(options: StoreOptions) -> None:

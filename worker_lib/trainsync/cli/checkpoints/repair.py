@@ -1,13 +1,26 @@
 """``trainsync checkpoints repair``."""
 
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from trainsync.api.protocol import SaveKind
-from trainsync.api.words import clean
-from trainsync.cli.options import DEFAULT_THREADS, AsJson, Directory, DryRun, Threads, open_run
+from trainsync.cli.checkpoints.places import open_bucket, refuse_options
+from trainsync.cli.checkpoints.repair_actions import carry_out
+from trainsync.cli.checkpoints.repair_store import repair_store
+from trainsync.cli.options import (
+    DEFAULT_THREADS,
+    AllowHttp,
+    AsJson,
+    DirectoryOrUrl,
+    DryRun,
+    Endpoint,
+    Region,
+    Threads,
+    open_run,
+)
 from trainsync.cli.output.console import REFUSED, emit, guarded, say, stdout
 from trainsync.cli.output.progress import bytes_bar
 from trainsync.storage.inspect import leftovers as leftovers
@@ -17,17 +30,22 @@ from trainsync.storage.inspect.internal import in_internal, out_of_place
 from trainsync.storage.inspect.repair import Action
 from trainsync.storage.inspect.saves import check_all_sizes
 from trainsync.storage.layout import RunDirectory
+from trainsync.storage.objects import address
+from trainsync.storage.objects.opening import StoreOptions
 
 
 @guarded
 def repair(
-    directory: Directory,
+    directory: DirectoryOrUrl,
     dry_run: DryRun = False,
     digest: Annotated[
         bool,
         typer.Option("--digest", help="Judge saves by their bytes, not sizes alone."),
     ] = False,
     threads: Threads = DEFAULT_THREADS,
+    endpoint: Endpoint = None,
+    region: Region = None,
+    allow_http: AllowHttp = False,
     as_json: AsJson = False,
 ) -> None:
     """Mend what a crash left, and say each thing that is done. A valid save is never touched.
@@ -37,48 +55,55 @@ def repair(
     is put there; the trash is emptied. With --digest, a newer save with changed bytes is set
     aside: its manifest is renamed, so that no attempt resumes from it. Exit code 3 when a pointer
     has nothing valid left to name: it stays as it is.
+
+    In a store, saves with missing objects are set aside too, so that they can be copied again, and
+    objects that no manifest names are removed after two days.
     """
-    run = open_run(directory)
+    options = StoreOptions(endpoint, region, allow_http)
+    if address.is_url(directory):
+        bucket = open_bucket(directory, options)
+        done, refused = repair_store(
+            bucket, dry_run=dry_run, with_digest=digest, threads=threads, quiet=as_json
+        )
+    else:
+        refuse_options(options)
+        run = open_run(Path(directory))
+        done, refused = _repair(
+            run, dry_run=dry_run, with_digest=digest, threads=threads, quiet=as_json
+        )
+    if as_json:
+        emit(
+            {
+                "directory": directory,
+                "dryRun": dry_run,
+                "actions": [action.to_json_dict() for action in done],
+                "refused": list(refused),
+            }
+        )
+    elif not done and not refused:
+        stdout().print("nothing to mend")
+    for sentence in refused:
+        say(sentence, style="red")
+    if refused:
+        raise typer.Exit(REFUSED)
+
+
+def _repair(
+    run: RunDirectory, *, dry_run: bool, with_digest: bool, threads: int, quiet: bool
+) -> tuple[list[Action], tuple[str, ...]]:
+    """What was done, and a sentence for each pointer that cannot be mended."""
     done = []
     for action in _places(run):
-        done += _carry_out(action, dry_run=dry_run, quiet=as_json)
+        done += carry_out(action, dry_run=dry_run, quiet=quiet)
     # While a step is out of its place, the pointer that may name it cannot be judged.
     kinds = [kind for kind in SaveKind if kind is not SaveKind.STATE_DICT or not out_of_place(run)]
     with bytes_bar("reading", None) as tell:
         plan = mending.plan_pointers(
-            run, kinds=kinds, with_digest=digest, threads=threads, on_bytes=tell
+            run, kinds=kinds, with_digest=with_digest, threads=threads, on_bytes=tell
         )
     for action in [*plan.actions, *_cleanup(run)]:
-        done += _carry_out(action, dry_run=dry_run, quiet=as_json)
-    if as_json:
-        emit(
-            {
-                "directory": str(directory),
-                "dryRun": dry_run,
-                "actions": [action.to_json_dict() for action in done],
-                "refused": list(plan.refused),
-            }
-        )
-    elif not done and not plan.refused:
-        stdout().print("nothing to mend")
-    for sentence in plan.refused:
-        say(sentence, style="red")
-    if plan.refused:
-        raise typer.Exit(REFUSED)
-
-
-def _carry_out(action: Action, *, dry_run: bool, quiet: bool) -> list[Action]:
-    """The action, in a list, when it was (or in a dry run would be) done."""
-    if dry_run:
-        line = f"would do: {action.path}: {action.message}"
-    elif action.do():
-        line = f"{action.path}: {action.message}"
-    else:
-        say(f"{action.path}: has changed meanwhile and was left alone")
-        return []
-    if not quiet:
-        stdout().print(clean(line), markup=False, soft_wrap=True)
-    return [action]
+        done += carry_out(action, dry_run=dry_run, quiet=quiet)
+    return done, plan.refused
 
 
 def _places(run: RunDirectory) -> list[Action]:

@@ -44,6 +44,7 @@ class ActionKind(StrEnum):
     REMOVE_TEMPORARY = "remove_temporary"
     REMOVE_LEASES = "remove_leases"
     EMPTY_TRASH = "empty_trash"
+    REMOVE_ORPHANS = "remove_orphans"
 
 
 @dataclass(frozen=True)

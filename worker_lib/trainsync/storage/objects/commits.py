@@ -1,4 +1,5 @@
-"""What is committed in a store: manifests, each put once, and pointers, which never go back."""
+"""What is committed in a store: manifests, each put once, and pointers, which never go back but by
+a repair."""
 
 from pathlib import Path
 from typing import Final
@@ -101,7 +102,7 @@ def read_pointer(bucket: Bucket, kind: SaveKind) -> int | None:
         DamagedFileError: it does not hold a step.
     """
     found = bucket.find(keys.pointer(kind))
-    return None if found is None else _step_in(found, kind)
+    return None if found is None else step_in(found, kind)
 
 
 def move_pointer(bucket: Bucket, kind: SaveKind, step: int) -> bool:
@@ -118,7 +119,7 @@ def move_pointer(bucket: Bucket, kind: SaveKind, step: int) -> bool:
             if there is None:
                 bucket.create(key, data)
                 return True
-            if _step_in(there, kind) >= step:
+            if step_in(there, kind) >= step:
                 return False
             bucket.replace(key, data, there)
         except (ObjectExistsError, ObjectChangedError):
@@ -127,7 +128,22 @@ def move_pointer(bucket: Bucket, kind: SaveKind, step: int) -> bool:
     raise StoreUnavailableError(f"{bucket.name}: other writers move {key} all the time")
 
 
-def _step_in(found: Blob, kind: SaveKind) -> int:
+def replace_pointer(bucket: Bucket, kind: SaveKind, step: int, old: Blob | None) -> bool:
+    """Name ``step``, also an older one, in the place of what `Bucket.find` gave; whether that was
+    still there."""
+    key, data = keys.pointer(kind), f"{step}\n".encode()
+    try:
+        if old is None:
+            bucket.create(key, data)
+        else:
+            bucket.replace(key, data, old)
+    except (ObjectExistsError, ObjectChangedError):
+        return False
+    return True
+
+
+def step_in(found: Blob, kind: SaveKind) -> int:
+    """The step that a pointer's object names. Raises `DamagedFileError`."""
     text = found.data[: _MAX_DIGITS + 2].decode("ascii", errors="replace").strip()
     if not text.isdecimal() or len(text) > _MAX_DIGITS or int(text) > MAX_STEP:
         raise DamagedFileError(Path(keys.pointer(kind)), f"holds {text[:40]!r}, expected a step")

@@ -170,7 +170,10 @@ def unlisted(bucket: Bucket, saves: Sequence[StoredSave]) -> list[tuple[int, str
 
 def unlisted_findings(bucket: Bucket, saves: Sequence[StoredSave]) -> list[Finding]:
     """`unlisted`, as findings."""
-    text = "objects that no manifest names: a copy is at work, or was cut off (prune removes them)"
+    text = (
+        "objects that no manifest names: a copy is at work or was cut off, or the save was set "
+        "aside (prune removes them)"
+    )
     return [
         Finding(Severity.LEFTOVER, Code.UNLISTED, folder, text, step)
         for step, folder in unlisted(bucket, saves)

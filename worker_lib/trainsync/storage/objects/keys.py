@@ -1,11 +1,18 @@
 """Where everything is below a store's prefix; docs/dev/contracts.md has the picture."""
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.errors import UnsafePathError
-from trainsync.storage.layout import POINTERS, parse_step, relative_parts, step_name
+from trainsync.storage.layout import (
+    POINTERS,
+    parse_step,
+    relative_parts,
+    set_aside_name,
+    step_name,
+)
 
 MANIFESTS: Final = "manifests"
 OBJECTS: Final = "objects"
@@ -48,6 +55,11 @@ def writer_objects(step: int, attempt: int, incarnation: str, writer: str) -> st
 def shard(folder: str, number: int, path: str) -> str:
     """Key of a file of a save: readable where the path is plain, else by its number."""
     return f"{folder}/{path}" if _PLAIN.match(path) else f"{folder}/file-{number}"
+
+
+def set_aside(shards: Iterable[str], kind: SaveKind) -> str:
+    """Key of the manifest of a damaged save, of which ``shards`` are keys: it goes with them."""
+    return f"{folder_of(min(shards))}/{set_aside_name(kind)}"
 
 
 def folder_of(key: str) -> str:

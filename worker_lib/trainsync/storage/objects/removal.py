@@ -7,7 +7,7 @@ clock, and its objects are safe for `ORPHAN_SECONDS`, by the store's. No two clo
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -87,14 +87,19 @@ def remove(bucket: Bucket, step: int, found: Sequence[StoredSave]) -> bool:
     return True
 
 
-def orphans(bucket: Bucket) -> list[Orphans]:
+def orphans(bucket: Bucket, clock: Callable[[], datetime] | None = None) -> list[Orphans]:
     """Objects that no manifest names and that are old enough to be of no copy at work.
 
     None where a manifest cannot be understood: it may name any of them.
+
+    Args:
+        clock: gives the store's time; `store_time` when absent.
     """
     seen = inspecting.unlisted(bucket, [])
+    if not seen:
+        return []
     listed = {folder: bucket.below(folder) for _, folder in seen}
-    limit = _now(bucket) - timedelta(seconds=ORPHAN_SECONDS)
+    limit = _limit(bucket, clock)
     old = {
         (step, folder)
         for step, folder in seen
@@ -124,14 +129,28 @@ def remove_orphans(bucket: Bucket, found: Sequence[Orphans]) -> None:
         bucket.delete(one.keys)
 
 
-def _now(bucket: Bucket) -> datetime:
-    """The time by the clock of the store."""
+def old_probes(bucket: Bucket, clock: Callable[[], datetime] | None = None) -> list[str]:
+    """Keys of objects that a writer put to try the store, and was killed before it removed them."""
+    there = bucket.objects(keys.PROBES)
+    if not there:
+        return []
+    limit = _limit(bucket, clock)
+    return [info.key for info in there if info.modified < limit]
+
+
+def store_time(bucket: Bucket) -> datetime:
+    """The time by the clock of the store, which is told by a put."""
     key = f"{keys.PROBES}/{secrets.token_hex(8)}"
     bucket.create(key, b"")
     try:
         return max(info.modified for info in bucket.objects(keys.PROBES))
     finally:
         bucket.delete([key])
+
+
+def _limit(bucket: Bucket, clock: Callable[[], datetime] | None) -> datetime:
+    now = store_time(bucket) if clock is None else clock()
+    return now - timedelta(seconds=ORPHAN_SECONDS)
 
 
 def _keys(one: StoredSave) -> list[str]:
