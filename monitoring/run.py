@@ -145,6 +145,14 @@ def _progress() -> list[Part]:
             maximum=1,
         ),
         line(
+            "Account",
+            "Seconds of GPUs (of pods, in a run without GPUs) since the run began, by what they "
+            "were spent on.",
+            "s",
+            Query(value("trainsync_account_seconds", also="role, class"), "{{role}} {{class}}"),
+            stacked=True,
+        ),
+        line(
             "The trainer's own metrics",
             "The values that the training script gave to `ctx.report`.",
             "short",

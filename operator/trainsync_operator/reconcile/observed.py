@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from trainsync.api import names
+from trainsync.api.pods import gpus_of_containers
 
 from trainsync_operator.builders.pod_template import ROLE_HEAD
 from trainsync_operator.kube import objects
@@ -105,6 +106,10 @@ class Pod:
     last_words: str | None = None
     # Containers that failed, with their exit codes.
     exits: tuple[tuple[str, int], ...] = ()
+    # Of a pod that ends on its node, too: it has its GPUs until it is gone.
+    held: bool = False
+    waiting: bool = False
+    gpus: int = 0
 
 
 @dataclass(frozen=True)
@@ -271,8 +276,17 @@ def _node_is_silent(obj: Object) -> bool:
     return ready.get("status") == "False" and containers and not gates
 
 
+def _held_and_waiting(obj: Object) -> tuple[bool, bool]:
+    phase = objects.status(obj).get("phase")
+    if phase in ("Failed", "Succeeded"):
+        return False, False
+    held = phase == "Running" or objects.condition_is_true(obj, "PodScheduled")
+    return held, not held
+
+
 def read_pod(obj: Object) -> Pod:
     """A Ray pod's facts."""
+    held, waiting = _held_and_waiting(obj)
     status, meta, labels = objects.status(obj), objects.metadata(obj), objects.labels(obj)
     deleting = objects.being_deleted(obj)
     ended, words = _end(obj)
@@ -295,6 +309,9 @@ def read_pod(obj: Object) -> Pod:
         last_words=words,
         exits=_exits(status) if ended else (),
         disruption=_disruption(obj),
+        held=held,
+        waiting=waiting,
+        gpus=int(gpus_of_containers(obj.get("spec"))),
     )
 
 

@@ -19,6 +19,7 @@ from trainsync.api.status import (
     ConditionType,
     MonitorStatus,
     Phase,
+    RolePods,
     TrainingRunStatus,
     bounded,
 )
@@ -35,7 +36,7 @@ OWNED_FIELDS: Final = (
     "observedGeneration", "phase", "attempt", "restarts", "infrastructureRestarts",
     "startTime", "activeSince", "completionTime", "nextAttemptTime", "startingSince",
     "problem", "clusters", "readyClusters", "explorerReplicas", "explorerSelector", "servers",
-    "readyServers", "monitor", "stopping", "lastFailure",
+    "readyServers", "pods", "monitor", "stopping", "lastFailure",
 )  # fmt: skip
 OWNED_CONDITIONS: Final = (
     ConditionType.READY,
@@ -215,6 +216,24 @@ def _clusters(run: Run, state: State, observed: Observed) -> list[ClusterStatus]
     return result
 
 
+def _pods(run: Run, observed: Observed) -> list[RolePods]:
+    roles = {group.role for cluster in run.spec.clusters for group in cluster.groups}
+    result = []
+    for role in sorted(roles):
+        pods = [pod for pod in observed.pods if pod.role == role]
+        held, waiting = [p for p in pods if p.held], [p for p in pods if p.waiting]
+        result.append(
+            RolePods(
+                role=role.value,
+                held=len(held),
+                held_gpus=sum(pod.gpus for pod in held),
+                waiting=len(waiting),
+                waiting_gpus=sum(pod.gpus for pod in waiting),
+            )
+        )
+    return result
+
+
 def _problem_word(
     run: Run, state: State, observed: Observed, problem: Problem | None
 ) -> str | None:
@@ -278,6 +297,7 @@ def build(
         ),
         explorer_selector=f"{names.LABEL_RUN}={run.name},{names.LABEL_ROLE}={Role.EXPLORER}",
         servers=found,
+        pods=_pods(run, observed),
         ready_servers=servers.ready_count(found),
         monitor=MonitorStatus(ready=observed.monitor_ready),
     )

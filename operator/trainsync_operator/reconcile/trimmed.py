@@ -2,6 +2,8 @@
 
 from typing import Any, Final
 
+from trainsync.api.pods import is_gpu
+
 from trainsync_operator.kube.kinds import POD, Kind
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile import last_words
@@ -22,9 +24,18 @@ def _only(fields: tuple[str, ...], obj: dict[str, Any]) -> dict[str, Any]:
 def _containers(spec: dict[str, Any], key: str) -> list[dict[str, Any]]:
     # The values of secrets are masked in a container's last lines.
     return [
-        {"name": container.get("name"), "env": last_words.secret_entries(container)}
+        {
+            "name": container.get("name"),
+            "env": last_words.secret_entries(container),
+            "resources": {"limits": _gpus(container)},
+        }
         for container in spec.get(key) or []
     ]
+
+
+def _gpus(container: dict[str, Any]) -> dict[str, Any]:
+    limits = (container.get("resources") or {}).get("limits") or {}
+    return {name: value for name, value in limits.items() if is_gpu(name)}
 
 
 def _pod(obj: Object) -> Object:

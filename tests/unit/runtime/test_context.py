@@ -432,3 +432,9 @@ def test_after_the_end_each_call_says_that_the_context_is_closed(tmp_path: Path)
         coordinator.save(4, model=torch.nn.Linear(1, 1))
     with pytest.raises(CoordinatorClosedError, match="finish: the context"):
         coordinator.finish(4)
+
+
+def test_a_report_says_how_long_the_loop_of_a_pace_ran_and_waited() -> None:
+    assert progress_report(1, 2, None).loop_seconds is None
+    report = progress_report(1, 2, None, pace_seconds=(10.00049, 2.5))
+    assert (report.loop_seconds, report.waited_seconds) == (10.0, 2.5)

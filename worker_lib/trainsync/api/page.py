@@ -9,7 +9,13 @@ from pydantic import Field
 
 from trainsync.api.base import Model, Time
 from trainsync.api.protocol import SaveKind
-from trainsync.api.status import CheckpointStatus, Condition, Progress, WeightsStatus
+from trainsync.api.status import (
+    AccountStatus,
+    CheckpointStatus,
+    Condition,
+    Progress,
+    WeightsStatus,
+)
 
 
 class AttemptStart(Model):
@@ -71,6 +77,7 @@ class RunPage(Model):
     weights_taken: dict[str, int] = Field(
         default_factory=dict, description="Bytes that explorers of the attempt took, by way."
     )
+    account: AccountStatus | None = None
     attempts: list[AttemptStart] = Field(default_factory=list)
     saves: list[SavePoint] = Field(default_factory=list, description="The newest, oldest first.")
     saves_left_out: int = Field(default=0, description="Older ones that are not listed.")

@@ -4,6 +4,26 @@ from collections.abc import Mapping
 from typing import Any
 
 
+def gpus_of_containers(spec: Mapping[str, Any] | None) -> float:
+    """The GPUs of a pod of this PodSpec: limits whose names end with ``gpu``."""
+    containers = (spec or {}).get("containers") or []
+    limits = [(container.get("resources") or {}).get("limits") or {} for container in containers]
+    found = (value for limit in limits for name, value in limit.items() if is_gpu(name))
+    return sum(_number(value) for value in found)
+
+
+def is_gpu(resource: str) -> bool:
+    """Whether a resource of this name is GPUs."""
+    return "/" in resource and resource.endswith("gpu")
+
+
+def _number(value: object) -> float:
+    try:
+        return float(str(value))
+    except ValueError:
+        return 0.0  # no quantity of whole devices
+
+
 def template_schema(
     first: str, image: str, *, required: Mapping[str, list[str]] | None = None
 ) -> dict[str, Any]:

@@ -224,6 +224,18 @@ class ProgressReport(Model):
     metrics: dict[str, float] = Field(default_factory=dict, max_length=64)
     # None, and so not sent, without links: an older monitor refuses the field.
     links: dict[LinkName, LinkUrl] | None = Field(default=None, min_length=1, max_length=8)
+    loop_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="Since the training loop of the reporting process began.",
+    )
+    waited_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="Of these, spent in waiting for batches and publishing weights.",
+    )
 
 
 class ExplorerReport(Model):
@@ -235,6 +247,16 @@ class ExplorerReport(Model):
     message: str | None = Field(
         default=None, max_length=256, description="Why it is lost, or refused its last version."
     )
+
+
+class RolloutSeconds(Model):
+    """What explorers that take turns did, in seconds of explorers, since the first one joined."""
+
+    clock: str = Field(pattern=r"^[a-z0-9]{8,32}$", description="Of the Synchronizer that counts.")
+    loop: float = Field(ge=0, allow_inf_nan=False, description="Seconds since the first joined.")
+    present: float = Field(ge=0, allow_inf_nan=False, description="Of explorers that took part.")
+    used: float = Field(ge=0, allow_inf_nan=False, description="Of batches that were trained on.")
+    unused: float = Field(ge=0, allow_inf_nan=False, description="Of batches that were dropped.")
 
 
 class WeightsReport(Model):
@@ -257,6 +279,9 @@ class WeightsReport(Model):
     )
     resends: int = Field(default=0, ge=0, description="Passes of broadcasts after the first.")
     explorers: list[ExplorerReport] = Field(default_factory=list, max_length=256)
+    rollouts: RolloutSeconds | None = Field(
+        default=None, description="None without explorers that take turns."
+    )
 
 
 class SynchronizerCall(Model):

@@ -1,8 +1,8 @@
 """``TrainingRun.status``: two writers, each with its own fields and field manager.
 
-The operator owns everything except `progress`, `checkpoint`, `weights`, `atRisk` and the conditions
-`CheckpointHealthy`, `WeightsInSync`, `WeightsProven` and `RolledBack`, which the run's monitor
-owns.
+The operator owns everything except `progress`, `checkpoint`, `weights`, `atRisk`, `account` and the
+conditions `CheckpointHealthy`, `WeightsInSync`, `WeightsProven` and `RolledBack`, which the run's
+monitor owns.
 """
 
 from enum import StrEnum
@@ -114,6 +114,18 @@ class ServersStatus(Model):
     )
 
 
+class RolePods(Model):
+    """The Ray pods of one role, of all attempts: those of an old one may still end."""
+
+    role: str = Field(description="Trainer or Explorer.")
+    held: int = Field(default=0, description="Pods that have a node and have not ended.")
+    held_gpus: int = Field(default=0, alias="heldGPUs", description="GPUs of these pods.")
+    waiting: int = Field(default=0, description="Pods that wait for a node.")
+    waiting_gpus: int = Field(
+        default=0, alias="waitingGPUs", description="GPUs that these ask for."
+    )
+
+
 class MonitorStatus(Model):
     """The run's monitor, as its Deployment shows it."""
 
@@ -221,6 +233,53 @@ class AtRisk(Model):
         description="Seconds from the last commit, or the attempt's first report, to the newest."
     )
     gpu_seconds: int = Field(description="These seconds, times the GPUs that spec asks for.")
+
+
+class AccountClass(StrEnum):
+    """What a second of a pod was spent on; see `trainsync.monitor.account`."""
+
+    TRAIN = "train"
+    GENERATE = "generate"
+    SAVE = "save"
+    SYNC = "sync"
+    STALE = "stale"
+    REPEAT = "repeat"
+    RESTART = "restart"
+    QUEUE = "queue"
+    IDLE = "idle"
+
+
+class AccountUnit(StrEnum):
+    """Whose seconds an account counts."""
+
+    GPU = "GPU"
+    POD = "Pod"
+
+
+class RoleAccount(Model):
+    """The seconds of one role's pods."""
+
+    role: str = Field(description="Trainer or Explorer.")
+    seconds: int = Field(description="All of them: the sum of the classes.")
+    classes: dict[str, int] = Field(
+        description=(
+            "Seconds by class: train, save, sync, repeat, restart, queue and idle of trainers; "
+            "generate, sync, stale, restart, queue and idle of explorers."
+        )
+    )
+
+
+class AccountStatus(Model):
+    """Where the seconds of the run's GPUs went: each is in exactly one class."""
+
+    unit: AccountUnit = Field(
+        description="GPU, or Pod in a run without GPUs: whose seconds are counted."
+    )
+    since: Time = Field(description="Time from which on seconds are counted.")
+    goodput: float = Field(
+        description="Share of all seconds that went into train and generate, 0 to 1."
+    )
+    roles: list[RoleAccount] = Field(max_length=2, description="The account of each role.")
 
 
 class RollbackState(StrEnum):
@@ -449,6 +508,9 @@ class TrainingRunStatus(Model):
     servers: list[ServersStatus] | None = Field(
         default=None, description="State of each entry of spec.servers."
     )
+    pods: list[RolePods] | None = Field(
+        default=None, max_length=2, description="Ray pods that there are, by role."
+    )
     ready_servers: str | None = Field(
         default=None, description="How many servers of all entries are ready, such as 3/4."
     )
@@ -459,3 +521,4 @@ class TrainingRunStatus(Model):
     stopping: StopRequest | None = None
     last_failure: LastFailure | None = None
     at_risk: AtRisk | None = None
+    account: AccountStatus | None = None

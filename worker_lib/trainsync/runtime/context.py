@@ -66,6 +66,7 @@ class RunContext(RunDescription):
         self._claimed_here = claimed_here
         self._connection = MonitorConnection(settings, hosting=claimed_here)
         self._progress = ProgressReports()
+        self._pace: TrainerPace | None = None
         self._stops = StopRequests(settings, lambda: self.monitor)
         self._synchronizer: SynchronizerHost | None = None
         self._endings = SaveEndings()
@@ -159,7 +160,8 @@ class RunContext(RunDescription):
             ValueError: the report itself is wrong: a step after ``total``, say.
         """
         known = self._progress.links | dict(links or {})
-        report = progress_report(step, total, metrics, known)
+        seconds = None if self._pace is None else self._pace.seconds
+        report = progress_report(step, total, metrics, known, seconds)
         self._progress.links = known
         self._progress.send(report, self.monitor)
 
@@ -449,7 +451,10 @@ class RunContext(RunDescription):
 
         self._refuse_pace()
         policy = self.sync.policy(batches_per_step)
-        return TrainerPace(self.synchronizer(), policy, publish, step, batches_per_step, meanwhile)
+        self._pace = pace = TrainerPace(
+            self.synchronizer(), policy, publish, step, batches_per_step, meanwhile
+        )
+        return pace
 
     def pace_explorer(
         self, client: "ExplorerClient", update: Callable[[int], int | None]

@@ -25,10 +25,14 @@ def progress_report(
     total: int | None,
     metrics: Mapping[str, float] | None,
     links: Mapping[str, str] | None = None,
+    pace_seconds: tuple[float, float] | None = None,
 ) -> ProgressReport:
     """The report for the monitor.
 
     A metric that is NaN or infinite is news, and is sent; `not_finite` names it.
+
+    Args:
+        pace_seconds: of the loop, and of these in waiting; see `TrainerPace.seconds`.
 
     Raises:
         ValueError: what is wrong with it, in a sentence.
@@ -57,6 +61,8 @@ def progress_report(
             total_steps=last,
             metrics=numbers,
             links=dict(links) if links else None,
+            loop_seconds=None if pace_seconds is None else round(pace_seconds[0], 3),
+            waited_seconds=None if pace_seconds is None else round(pace_seconds[1], 3),
         )
     except ValidationError as error:  # all else was checked above
         raise ValueError(

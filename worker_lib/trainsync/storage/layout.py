@@ -214,6 +214,11 @@ class RunDirectory:
         return self.root / INTERNAL / "ROLLBACK.json"
 
     @cached_property
+    def account(self) -> Path:
+        """Where the run's seconds went; see `trainsync.monitor.account`."""
+        return self.root / INTERNAL / "ACCOUNT.json"
+
+    @cached_property
     def rolled_back(self) -> Path:
         """Steps that a rollback has put aside, in a folder for each; they are the user's to keep
         or to delete."""

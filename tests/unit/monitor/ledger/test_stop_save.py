@@ -4,7 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from trainsync.api.protocol import SaveKind
-from trainsync.api.status import AtRisk, Progress, StopSaveState
+from trainsync.api.spec import Role
+from trainsync.api.status import AtRisk, Progress, RolePods, StopSaveState
 from trainsync.monitor.kube.run_reader import gpus_of, parse_run
 from trainsync.monitor.ledger.ledger import Ledger
 from trainsync.monitor.ledger.saves import AbortReason, CommittedInfo, SaveKey, SaveOwner
@@ -62,6 +63,17 @@ def test_the_gpus_of_all_pods_count() -> None:
     clusters = [{"head": head, "groups": [trainer, explorer]}, {"groups": [{"replicas": 3}]}]
     assert gpus_of({"clusters": clusters}) == 18
     assert gpus_of({}) == 0
+
+
+def test_pods_of_an_older_operator_or_a_newer_one_are_unknown() -> None:
+    def pods(status: dict[str, object]) -> object:
+        return parse_run({"metadata": {"uid": "u"}, "status": status}, "u").pods
+
+    assert pods({}) is None
+    assert pods({"pods": [{"role": "Judge"}]}) is None
+    assert pods({"pods": [{"role": "Trainer", "held": 2, "colour": "red"}]}) == {
+        Role.TRAINER: RolePods(role="Trainer", held=2)
+    }
 
 
 def test_a_request_of_a_newer_operator_is_ignored() -> None:

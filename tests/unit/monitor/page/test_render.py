@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 from trainsync.api.page import AttemptStart, News, NewsKind
 from trainsync.api.protocol import SaveKind
-from trainsync.api.status import CheckpointStatus, Progress, ServerWeights, WeightsStatus
+from trainsync.api.status import (
+    AccountStatus,
+    AccountUnit,
+    CheckpointStatus,
+    Progress,
+    RoleAccount,
+    ServerWeights,
+    WeightsStatus,
+)
 from trainsync.api.words import clean
 from trainsync.monitor.page import document, timeline_svg
 
@@ -52,6 +60,18 @@ def read(**changed: Any) -> Reader:
     reader = Reader(document.render(page(**changed)))
     assert reader.open == []
     return reader
+
+
+def test_the_account_is_a_table_of_shares() -> None:
+    trainer = RoleAccount(role="Trainer", seconds=200, classes={"train": 150, "restart": 50})
+    explorer = RoleAccount(role="Explorer", seconds=100, classes={"generate": 50, "restart": 50})
+    account = AccountStatus(
+        unit=AccountUnit.GPU, since=before(600), goodput=2 / 3, roles=[trainer, explorer]
+    )
+    text = read(account=account).text
+    assert "Account 66.7% goodput class Trainer Explorer train 75.0% generate 50.0%" in text
+    assert "restart 25.0% 50.0% Of the seconds of GPUs." in text
+    assert "Nothing is accounted for yet." in read().text
 
 
 def test_the_page_says_everything_without_its_script() -> None:

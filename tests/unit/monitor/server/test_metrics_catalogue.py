@@ -1,6 +1,7 @@
 """A scrape has exactly the catalogue's metrics, in bounded numbers."""
 
 import string
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from trainsync.api.protocol import (
     ServerReport,
     WeightsReport,
 )
+from trainsync.api.spec import Role
+from trainsync.api.status import AccountStatus, AccountUnit, RolePods
+from trainsync.monitor.account.account import OF_ROLE, Account
 from trainsync.monitor.ledger.saves import AbortCause, AbortReason, SaveKey
 from trainsync.monitor.server.metrics import MonitorMetrics
 from trainsync.monitor.server.metrics_catalogue import CATALOGUE, RUN_LABELS
@@ -25,6 +29,18 @@ from tests.unit.monitor.server.test_metrics import core_of
 
 EVERY = CATALOGUE + OPERATOR_CATALOGUE
 LOSSES = ("silent", "transfer", "not_ready", "quarantined", "refused")
+
+
+def account() -> AccountStatus:
+    """After a minute, in which every class of each role got some seconds."""
+    pods = {role: RolePods(role=role.value, held=1) for role in Role}
+    made = Account.begin("uid", AccountUnit.POD, 0.0)
+    made.see_pods(pods, "Running", 0.0)
+    for role, kinds in OF_ROLE.items():
+        made.roles[role].settle(60.0, dict.fromkeys(kinds, 1.0))
+    found = made.shown()
+    assert found is not None
+    return found
 
 
 def full_scrape(root: Path) -> bytes:
@@ -69,7 +85,8 @@ def full_scrape(root: Path) -> bytes:
     for code in ("fenced", "invalid"):
         metrics.refused(code)
     metrics.status_written("written")
-    text, _ = metrics.render(core.view(), core.last_report(), lease_held=True)
+    view = replace(core.view(), account=account())
+    text, _ = metrics.render(view, core.last_report(), lease_held=True)
     return text
 
 

@@ -1,11 +1,18 @@
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from trainsync.api.protocol import ProgressReport, SaveKind
 from trainsync.api.spec import ResumeFrom
-from trainsync.api.status import ConditionStatus, ConditionType
+from trainsync.api.status import (
+    AccountStatus,
+    AccountUnit,
+    ConditionStatus,
+    ConditionType,
+    RoleAccount,
+)
 from trainsync.kube.client import KubeError
 from trainsync.monitor.kube.run_reader import RunFacts, RunReader, StaleRunError
 from trainsync.monitor.ledger.ledger import Ledger
@@ -51,6 +58,33 @@ async def test_the_same_view_is_written_once(api: FakeApi) -> None:
     assert not await writing.writer.write(view(committed=1))
     assert await writing.writer.write(view(committed=2))
     assert writing.counts == ["written", "written"]
+
+
+def with_account(seen: CoreView, seconds: int) -> CoreView:
+    role = RoleAccount(role="Trainer", seconds=seconds, classes={"train": seconds})
+    account = AccountStatus(unit=AccountUnit.GPU, since=NOW, goodput=1.0, roles=[role])
+    return replace(seen, account=account)
+
+
+async def test_the_account_alone_is_written_once_a_minute_and_else_with_other_news(
+    api: FakeApi,
+) -> None:
+    now = 1000.0
+    writer = StatusWriter(api, uid=UID, before={}, count=lambda _: None, monotonic=lambda: now)
+    assert await writer.write(with_account(view(committed=1), 10))
+    now += 59.0
+    assert not await writer.write(with_account(view(committed=1), 69))
+    assert await writer.write(with_account(view(committed=2), 69))
+    assert api.writes[-1][1]["account"]["roles"][0]["seconds"] == 69
+    now += 60.0
+    assert await writer.write(with_account(view(committed=2), 129))
+    now += 60.0
+    assert not await writer.write(with_account(view(committed=2), 129))
+
+
+async def test_the_account_stays_until_the_next_monitor_has_one(api: FakeApi) -> None:
+    before = {"account": {"unit": "GPU"}}
+    assert Writing(api, before).writer.render(view())["account"] == before["account"]
 
 
 async def test_a_condition_moves_its_time_only_on_a_flip(api: FakeApi) -> None:

@@ -157,6 +157,35 @@ def test_a_container_in_a_crash_loop_says_why() -> None:
     assert read.problem == "CrashLoopBackOff: back-off 10s Its last lines: no volume"
 
 
+def _scheduled(status: str) -> list[dict[str, Any]]:
+    return [{"type": "PodScheduled", "status": status}]
+
+
+@pytest.mark.parametrize(
+    ("status", "deleting", "held", "waiting"),
+    [
+        ({"phase": "Running"}, False, True, False),
+        # It has its GPUs until its last container has ended.
+        ({"phase": "Running"}, True, True, False),
+        ({"phase": "Pending", "conditions": _scheduled("True")}, False, True, False),
+        ({"phase": "Pending", "conditions": _scheduled("False")}, False, False, True),
+        ({"phase": "Pending", "conditions": []}, False, False, True),
+        ({"phase": "Failed"}, False, False, False),
+        ({"phase": "Succeeded"}, False, False, False),
+    ],
+)
+def test_whether_a_pod_holds_gpus_or_waits_for_a_node_also_as_the_store_keeps_it(
+    status: dict[str, Any], deleting: bool, held: bool, waiting: bool
+) -> None:
+    obj = _pod(**status)
+    obj["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "8", "cpu": "4"}}
+    if deleting:
+        obj["metadata"] = {**META, "deletionTimestamp": "2026-01-01T00:01:00Z"}
+    for seen in (obj, trim(POD, obj)):
+        read = read_pod(seen)
+        assert (read.held, read.waiting, read.gpus) == (held, waiting, 8)
+
+
 def test_a_running_ready_pod_is_alive_and_ready() -> None:
     read = read_pod(_pod())
     assert (read.alive, read.ready, read.attempt, read.group) == (True, True, 3, "trainer")

@@ -268,6 +268,18 @@ def test_a_refused_spec_keeps_what_was_known() -> None:
     assert again == after
 
 
+def test_pods_are_counted_by_role_with_those_of_an_old_attempt_that_still_end() -> None:
+    held = [pod("Trainer", n, held=True, gpus=8) for n in range(2)]
+    old = pod("Trainer", 9, attempt=0, alive=False, held=True, gpus=8)
+    waits = pod("Explorer", 0, waiting=True, gpus=4)
+    observed = Observed(pods=(*held, old, waits, pod("Head", 0, held=True)))
+    built = status.build(make_run(), replace(BEGUN, attempt=1), observed, NOW)
+    assert built["pods"] == [
+        {"role": "Explorer", "held": 0, "heldGPUs": 0, "waiting": 1, "waitingGPUs": 4},
+        {"role": "Trainer", "held": 3, "heldGPUs": 24, "waiting": 0, "waitingGPUs": 0},
+    ]
+
+
 def test_the_scale_of_explorers_counts_their_living_pods() -> None:
     dead = pod("Explorer", 2, alive=False)
     observed = healthy(pods=(*pods(), dead))

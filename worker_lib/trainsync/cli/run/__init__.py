@@ -1,12 +1,13 @@
 """``trainsync run``: look at a TrainingRun in its cluster, and let it go back to a checkpoint.
 
-Begin at the module of a command (`status`, `events`, `timeline`, `rollback`); `cluster` is the
+Begin at the module of a command (`status`, `events`, `timeline`, `account`,
+`rollback`); `cluster` is the
 one client of the API server, `report` reads a run's status, `screen` prints it.
 """
 
 import typer
 
-from trainsync.cli.run import events, rollback, status, timeline
+from trainsync.cli.run import account, events, rollback, status, timeline
 from trainsync.cli.run.options import RUN_EXIT_CODES
 
 app = typer.Typer(
@@ -19,4 +20,5 @@ app = typer.Typer(
 app.command("status", epilog=RUN_EXIT_CODES)(status.status)
 app.command("events", epilog=RUN_EXIT_CODES)(events.events)
 app.command("timeline", epilog=RUN_EXIT_CODES)(timeline.timeline)
+app.command("account", epilog=RUN_EXIT_CODES)(account.account)
 app.command("rollback", epilog=RUN_EXIT_CODES)(rollback.rollback)

@@ -4,8 +4,9 @@ One thread owns a core (see `trainsync.monitor.commit.core_thread`), so it needs
 the Ray actor and the in-process client are thin fronts of it.
 """
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -21,15 +22,16 @@ from trainsync.api.protocol import (
     SaveKind,
     WeightsReport,
 )
-from trainsync.api.spec import SAVE_DEADLINE_SECONDS, ResumeFrom
+from trainsync.api.spec import SAVE_DEADLINE_SECONDS, ResumeFrom, Role
 from trainsync.api.spec import Verify as VerifyMode
-from trainsync.api.status import StopSave
+from trainsync.api.status import RolePods, StopSave
 from trainsync.monitor import errors
+from trainsync.monitor.account.keeper import AccountKeeper
 from trainsync.monitor.commit import newest as commits
 from trainsync.monitor.commit.committer import Authority, Committer
 from trainsync.monitor.commit.executor import SaveExecutor
 from trainsync.monitor.commit.health import Unhealthy, worst
-from trainsync.monitor.commit.observer import NullObserver, Observer
+from trainsync.monitor.commit.observer import NullObserver, Observer, Observers
 from trainsync.monitor.commit.removal import Removal
 from trainsync.monitor.commit.save_requests import SaveRequests
 from trainsync.monitor.ledger.ledger import Ledger
@@ -48,6 +50,8 @@ from trainsync.storage import atomic
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import LeaseBook
 from trainsync.storage.saves import claims
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,14 @@ class MonitorCore:
             authority=self._authority,
             leased=leased,
         )
-        self._observer = observer or NullObserver()
+        self._account = AccountKeeper(
+            run,
+            settings.run_uid,
+            clock=clock,
+            monotonic=monotonic,
+            gate=self._authority.gate,
+        )
+        self._observer = Observers(observer or NullObserver(), self._account)
         self._worker = SaveExecutor(
             run,
             committer,
@@ -175,6 +186,7 @@ class MonitorCore:
             self._worker.tick(self._clock())
             self._resuming.advance()
             self._volume = views.volume_of(self._run.root)
+            self._write_account()
         except (errors.NotReadyError, errors.FencedError):
             return
         except errors.MonitorError as error:
@@ -188,6 +200,12 @@ class MonitorCore:
             self._resuming.advance()
         except errors.MonitorError:
             return  # the next tick meets it too, and keeps it
+
+    def end(self) -> None:
+        """Write what the next monitor goes on from, and would else not know. Raises
+        `MonitorError`."""
+        self._ready()
+        self._write_account(now=True)
 
     def claim(self, owner: SaveOwner, cluster: str, confirmed_attempt: int | None) -> None:
         """Grant the attempt to this incarnation: see `trainsync.monitor.resume.claiming.claim`."""
@@ -257,7 +275,9 @@ class MonitorCore:
             ResumeLostError: what this attempt resumed from is found damaged since.
         """
         self._fence(owner)
-        return self._answers.answer(owner, self._worker.ledger)
+        point = self._answers.answer(owner, self._worker.ledger)
+        self._account.told_resume(owner.attempt, 0 if point is None else point.step)
+        return point
 
     def expect(self, step: int | None) -> None:
         """Take over the step that the run's status says was committed last; None: none was.
@@ -295,12 +315,14 @@ class MonitorCore:
         """Training is at ``report.step``."""
         self._fence(owner)
         self._progress.report(owner.attempt, report, self._clock())
+        self._account.trained(owner.attempt, report)
 
     def report_weights(self, owner: SaveOwner, report: WeightsReport) -> None:
         """The Synchronizer's view of the explorers."""
         self._fence(owner)
         self._weights = report
         self._observer.weights_reported(report)
+        self._account.synchronized(owner.attempt, report)
 
     def answer_stop(self, owner: SaveOwner, since: datetime | None, step: int | None) -> None:
         """The trainers save ``step`` for the request of ``since``; the first answer holds."""
@@ -313,6 +335,11 @@ class MonitorCore:
     def stop_save(self) -> StopSave | None:
         """The state of the save that was asked for last."""
         return stop_save(self._stop, self._worker.ledger)
+
+    def see_pods(self, pods: Mapping[Role, RolePods], phase: str | None) -> None:
+        """The run's Ray pods, and its phase, as the operator sees them; see `AccountKeeper`."""
+        if self.ready:
+            self._account.see_pods(pods, phase, gpus=self.gpus)
 
     def view(self) -> views.CoreView:
         """The view that status and metrics show."""
@@ -339,6 +366,7 @@ class MonitorCore:
             stop_save=self.stop_save(),
             at_risk=at_risk(self._progress.current(), self._progress.first, ledger, self.gpus),
             rollback=self._rollbacks.view,
+            account=self._account.shown(),
         )
 
     @property
@@ -383,10 +411,18 @@ class MonitorCore:
                 self._rollbacks.begin()
                 self._worker.rebuild(self._settings.run_uid, self._clock())
                 self._resuming.begin()
+                self._account.load()
             self._answers.forget()
             # Writers of the attempt in force may hold permits that this monitor does not know of.
             self._permits.renew(quiet=self._worker.ledger.attempt is not None)
             self._term = term
+
+    def _write_account(self, *, now: bool = False) -> None:
+        try:
+            self._account.write(now=now)
+        except OSError as error:  # no save depends on it; it is written again
+            _LOG.warning("the account is not written: %s", error)
+            self._observer.io_error("account")
 
     def _fence(self, owner: SaveOwner) -> None:
         self._ready()

@@ -147,6 +147,7 @@ class CoreThread:
                 continue
             if job is None:
                 self._tick()
+                self._guarded(self._core.end)
                 self._publish()
                 return
             job()

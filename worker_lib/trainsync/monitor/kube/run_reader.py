@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from trainsync.api.pods import gpus_of_containers
 from trainsync.api.spec import ResumeFrom, Role
-from trainsync.api.status import Phase, StopRequest
+from trainsync.api.status import Phase, RolePods, StopRequest
 from trainsync.kube.client import KubeError
 from trainsync.monitor.errors import NotReadyError
 from trainsync.monitor.kube.client import KubeApi
@@ -32,7 +33,8 @@ class RunFacts:
     """Facts of a TrainingRun.
 
     ``generations`` holds, for each cluster, the attempt that made its present RayCluster; ``gpus``
-    is how many the pods of spec ask for; ``resume_from`` is ``spec.resumeFrom``.
+    is how many the pods of spec ask for; ``resume_from`` is ``spec.resumeFrom``; ``pods`` are the
+    Ray pods that the operator sees, None of an older operator.
     """
 
     attempt: int
@@ -41,18 +43,19 @@ class RunFacts:
     stopping: StopRequest | None = None
     gpus: float = 0.0
     resume_from: ResumeFrom | None = None
+    pods: Mapping[Role, RolePods] | None = None
+
+    @property
+    def phase(self) -> str | None:
+        """The run's phase, as the operator says it."""
+        return self.status.get("phase")
 
 
 def gpus_of(spec: Mapping[str, Any]) -> float:
-    """The GPUs that all pods of a run ask for: limits whose names end with ``gpu``."""
+    """The GPUs that all pods of a run ask for."""
 
     def of(template: Mapping[str, Any] | None) -> float:
-        containers = ((template or {}).get("spec") or {}).get("containers") or []
-        limits = [
-            (container.get("resources") or {}).get("limits") or {} for container in containers
-        ]
-        found = (value for limit in limits for name, value in limit.items() if _is_gpu(name))
-        return sum(_number(value) for value in found)
+        return gpus_of_containers((template or {}).get("spec"))
 
     total = 0.0
     for cluster in spec.get("clusters") or []:
@@ -65,23 +68,23 @@ def gpus_of(spec: Mapping[str, Any]) -> float:
     return total
 
 
-def _is_gpu(resource: str) -> bool:
-    return "/" in resource and resource.endswith("gpu")
-
-
-def _number(value: object) -> float:
-    try:
-        return float(str(value))
-    except ValueError:
-        return 0.0  # no quantity of whole devices
-
-
 def _stopping(status: Mapping[str, Any]) -> StopRequest | None:
     try:
         found = status.get("stopping")
         return None if found is None else StopRequest.model_validate(found, extra="ignore")
     except ValidationError as error:  # of a newer operator
         _LOG.warning("status.stopping is not understood: %s", error)
+        return None
+
+
+def _pods(status: Mapping[str, Any]) -> Mapping[Role, RolePods] | None:
+    if (listed := status.get("pods")) is None:
+        return None
+    try:
+        found = [RolePods.model_validate(entry, extra="ignore") for entry in listed]
+        return {Role(entry.role): entry for entry in found}
+    except (ValidationError, ValueError) as error:  # of a newer operator
+        _LOG.warning("status.pods is not understood: %s", error)
         return None
 
 
@@ -111,6 +114,7 @@ def parse_run(run: Mapping[str, Any], uid: str) -> RunFacts:
         stopping=_stopping(status),
         gpus=gpus_of(run.get("spec") or {}),
         resume_from=_resume_from(run.get("spec") or {}),
+        pods=_pods(status),
     )
 
 

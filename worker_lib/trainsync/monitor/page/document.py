@@ -40,7 +40,15 @@ def render(page: RunPage) -> str:
     made = f"as of {words.clock(page.time)} UTC"
     cards = "".join(
         f'<section class="card" id="{key}">{parts[key]}</section>'
-        for key in ("progress", "checkpoint", "timeline", "weights", "news", "conditions")
+        for key in (
+            "progress",
+            "checkpoint",
+            "timeline",
+            "weights",
+            "account",
+            "news",
+            "conditions",
+        )
     )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'

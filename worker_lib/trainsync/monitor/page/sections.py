@@ -10,6 +10,8 @@ from rich.filesize import decimal
 from trainsync.api import words
 from trainsync.api.page import News, NewsKind, RunPage, SavePoint
 from trainsync.api.status import (
+    AccountClass,
+    AccountUnit,
     CommittedSave,
     Condition,
     ConditionStatus,
@@ -56,6 +58,7 @@ def all_sections(page: RunPage) -> dict[str, str]:
         "checkpoint": checkpoint(page),
         "timeline": f"<h2>Timeline</h2>{timeline_svg.timeline(page)}{_saves(page)}",
         "weights": weights(page),
+        "account": account(page),
         "news": news(page),
         "conditions": conditions(page),
     }
@@ -239,6 +242,32 @@ def _kind_of(explorer: ExplorerStatus) -> str:
     if explorer.state == "lost":
         return "bad"
     return "warn" if explorer.message or explorer.state != "running" else "good"
+
+
+def account(page: RunPage) -> str:
+    """What the seconds of the run's GPUs were spent on."""
+    made, at = "<h2>Account</h2>", page.account
+    if at is None:
+        return f'{made}<p class="quiet">Nothing is accounted for yet.</p>'
+    rows = []
+    for kind in AccountClass:
+        if any(kind.value in role.classes for role in at.roles):
+            cells = (_spent(role.classes.get(kind.value), role.seconds) for role in at.roles)
+            rows.append([kind.value, *cells])
+    whose = "GPUs" if at.unit is AccountUnit.GPU else "pods"
+    listed = table(
+        ["class", *(role.role for role in at.roles)],
+        rows,
+        numbers=frozenset(range(1, len(at.roles) + 1)),
+    )
+    return (
+        f'{made}<p class="big">{at.goodput:.1%}<small> goodput</small></p>{listed}'
+        f'<p class="quiet">Of the seconds of {whose}.</p>'
+    )
+
+
+def _spent(seconds: int | None, of: int) -> str:
+    return "" if seconds is None else f"{seconds / max(of, 1):.1%}"
 
 
 def news(page: RunPage) -> str:

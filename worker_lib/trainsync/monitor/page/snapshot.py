@@ -68,6 +68,7 @@ def build(identity: Identity, sources: Sources, now: datetime) -> RunPage:
         checkpoint=view.checkpoint if view is not None else None,
         weights=with_servers(view.weights, view.servers) if view is not None else None,
         weights_taken=dict(view.weights_taken) if view is not None else {},
+        account=view.account if view is not None else None,
         attempts=attempts[-_ATTEMPTS_LISTED:],
         saves=saves[-_SAVES_KNOWN:],
         saves_left_out=max(len(saves) - _SAVES_KNOWN, 0),

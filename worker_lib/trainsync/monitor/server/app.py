@@ -83,7 +83,7 @@ class Process:
         self._api = api
         self._reader = RunReader(api, settings.run_uid, on_read=self._read)
         self._stops: Stops | None = None
-        self._gpus = 0.0
+        self._facts: RunFacts | None = None
         self._metrics = MonitorMetrics(settings.namespace, settings.run_name)
         self._journal = Journal(_now)
         self._host = host
@@ -320,7 +320,7 @@ class Process:
             if not lease.held:
                 return None
             try:
-                ready, view = await service.core(partial(_look, gpus=self._gpus))
+                ready, view = await service.core(partial(_look, facts=self._facts))
             except MonitorError as error:
                 _LOG.warning("no view of the core: %s", error)
                 return None
@@ -338,7 +338,7 @@ class Process:
         await writer.run(look, changed)
 
     def _read(self, facts: RunFacts) -> None:
-        self._gpus = facts.gpus
+        self._facts = facts
         if self._stops is not None:
             self._stops.see(facts)
 
@@ -370,8 +370,11 @@ class _MonitorServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _look(core: MonitorCore, gpus: float) -> tuple[bool, CoreView]:
-    core.gpus = gpus
+def _look(core: MonitorCore, facts: RunFacts | None) -> tuple[bool, CoreView]:
+    if facts is not None:
+        core.gpus = facts.gpus
+        if facts.pods is not None:
+            core.see_pods(facts.pods, facts.phase)
     return core.ready, core.view()
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from trainsync.api.metrics import Label, Metric, counter, gauge, histogram
 from trainsync.api.protocol import SaveKind
+from trainsync.api.status import AccountClass
 from trainsync.monitor.ledger.saves import AbortReason
 from trainsync.monitor.serving.roster import SERVER_STATES
 
@@ -15,7 +16,7 @@ MAX_SERIES: Final = 256
 
 IO_DOINGS: Final = (
     *("scan", "check", "commit", "abort", "pointer", "outcome", "retention", "staging", "trash"),
-    *("sweep", "resume", *(f"{kind} pointer" for kind in SaveKind)),
+    *("account", "sweep", "resume", *(f"{kind} pointer" for kind in SaveKind)),
 )
 AUTH_CODES: Final = ("unauthenticated", "forbidden", "fenced", "claim_refused")
 STATUS_OUTCOMES: Final = ("written", "error", "conflict")
@@ -59,6 +60,13 @@ AT_RISK_STEPS: Final = gauge(
 AT_RISK_GPU_SECONDS: Final = gauge(
     "trainsync_run_at_risk_gpu_seconds",
     "Seconds of those steps, times the GPUs of the run's pods.",
+    unit="seconds",
+)
+ACCOUNT: Final = gauge(
+    "trainsync_account_seconds",
+    "Seconds of GPUs (of pods, without GPUs) since the run began, each in one class.",
+    Label("role", "Trainer, Explorer", 2),
+    Label("class", ", ".join(AccountClass), len(AccountClass)),
     unit="seconds",
 )
 LAST_REPORT: Final = gauge(

@@ -37,6 +37,7 @@ class ViewCollector(Collector):
         yield from _saves(view)
         yield from _volume(view)
         yield from _progress(view, report)
+        yield from _account(view)
         yield from _weights(view)
         yield from _servers(view)
 
@@ -104,6 +105,16 @@ def _progress(view: CoreView, report: ProgressReport | None) -> Iterator[Family]
     for name, value in sorted(report.metrics.items())[:MAX_SERIES]:
         metric.add_metric([name], value)
     yield metric
+
+
+def _account(view: CoreView) -> Iterator[Family]:
+    if view.account is None:
+        return
+    family = _family(declared.ACCOUNT)
+    for role in view.account.roles:
+        for kind, seconds in role.classes.items():
+            family.add_metric([role.role, kind], seconds)
+    yield family
 
 
 def _weights(view: CoreView) -> Iterator[Family]:

@@ -25,7 +25,8 @@ _LOG = logging.getLogger(__name__)
 
 SHORTEST_INTERVAL: Final = 2.0
 _LONGEST_WAIT: Final = 30.0
-_KEPT: Final = ("progress", "weights", "atRisk")
+_ACCOUNT_SECONDS: Final = 60.0  # where nothing else is new, the account is written so often
+_KEPT: Final = ("progress", "weights", "atRisk", "account")
 
 
 def weights_in(status: Mapping[str, Any]) -> WeightsStatus | None:
@@ -55,16 +56,19 @@ class StatusWriter:
         count: Callable[[str], None],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         answered: Callable[[Mapping[str, Any]], None] = lambda _: None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api = api
         self._answered = answered
         self._uid = uid
         self._count = count
         self._now = now
+        self._monotonic = monotonic
         self._kept = {key: before[key] for key in _KEPT if key in before}
         self._conditions = {c["type"]: dict(c) for c in before.get("conditions") or []}
         self._last_committed = (before.get("checkpoint") or {}).get("lastCommitted")
         self._written: dict[str, Any] | None = None
+        self._written_at = 0.0
 
     def render(self, view: CoreView) -> dict[str, Any]:
         """Our part of status for ``view``. Conditions move their time only on a flip."""
@@ -75,6 +79,8 @@ class StatusWriter:
             status["weights"] = weights.to_json_dict()
         if view.at_risk is not None:
             status["atRisk"] = view.at_risk.to_json_dict()
+        if view.account is not None:
+            status["account"] = view.account.to_json_dict()
         checkpoint = view.checkpoint.to_json_dict()
         if self._last_committed is not None:
             # Gone from the volume, it stays in the status: that alone tells of it.
@@ -91,7 +97,7 @@ class StatusWriter:
             StaleRunError: the run is gone or has another uid.
         """
         status = self.render(view)
-        if status == self._written:
+        if not self._is_news(status):
             return False
         try:
             applied = await self._api.apply_status(self._uid, status)
@@ -103,7 +109,7 @@ class StatusWriter:
             raise
         self._count("written")
         self._answered(applied)
-        self._written = status
+        self._written, self._written_at = status, self._monotonic()
         self._kept = {key: status[key] for key in _KEPT if key in status}
         self._last_committed = status["checkpoint"].get("lastCommitted")
         self._conditions = {c["type"]: c for c in status["conditions"]}
@@ -140,6 +146,12 @@ class StatusWriter:
                 await asyncio.sleep(max(SHORTEST_INTERVAL - (time.monotonic() - started), 0.0))
             else:
                 await changed(SHORTEST_INTERVAL)
+
+    def _is_news(self, status: Mapping[str, Any]) -> bool:
+        """Whether to write it: the account grows with every second, and waits for other news."""
+        if self._written is None or self._monotonic() - self._written_at >= _ACCOUNT_SECONDS:
+            return status != self._written
+        return {**status, "account": None} != {**self._written, "account": None}
 
     def _weights(self, view: CoreView) -> WeightsStatus | None:
         """The weights; explorers' stay as they were until the Synchronizer reports again."""

@@ -10,6 +10,7 @@ from typing import Final
 from trainsync.api.protocol import SaveKind, WeightsReport
 from trainsync.api.spec import SyncMethod
 from trainsync.api.status import (
+    AccountStatus,
     AtRisk,
     CheckpointStatus,
     CommittedSave,
@@ -100,6 +101,7 @@ class CoreView:
     oldest_in_flight: datetime | None = None
     at_risk: AtRisk | None = None
     servers: ServersView | None = None
+    account: AccountStatus | None = None
 
 
 def build(
@@ -117,6 +119,7 @@ def build(
     stop_save: StopSave | None = None,
     at_risk: AtRisk | None = None,
     rollback: RollbackStatus | None = None,
+    account: AccountStatus | None = None,
 ) -> CoreView:
     """The view of a ledger; ``error`` is what is wrong with the volume now, ``reason`` its kind."""
     checkpoint = _checkpoint(ledger, error, stop_save, rollback)
@@ -148,6 +151,7 @@ def build(
         oldest_in_flight=min(open_since, default=None),
         at_risk=at_risk,
         servers=servers,
+        account=account,
     )
 
 

@@ -46,7 +46,8 @@ def remove_monitors(run: RunDirectory, gate: Callable[[], None] = lambda: None) 
 
 def _monitors(run: RunDirectory) -> Iterator[Path]:
     yield from _temporaries(run.root, POINTERS.values())
-    yield from _temporaries(run.resume_target.parent, {run.resume_target.name, run.rollback.name})
+    records = (run.resume_target, run.rollback, run.account)
+    yield from _temporaries(run.resume_target.parent, {record.name for record in records})
     yield from _temporaries(run.claims)
     # The staging of a save is there until its manifest is, so these are all that may have one.
     for attempt, incarnation in scan.owners(run):

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainsync.api.protocol import RolloutSeconds
 from trainsync.weights.errors import WeightsTimeoutError
 from trainsync.weights.pacing.catch_up import CatchUps
 from trainsync.weights.pacing.messages import Batch, TrainerPlan, Turn
 from trainsync.weights.pacing.policy import ExplorerMove
+from trainsync.weights.pacing.rollout_clock import RolloutClock
 from trainsync.weights.pacing.scheduler import PaceScheduler
 from trainsync.weights.synchronizer.followed_state import FollowedState
 from trainsync.weights.synchronizer.roster import STOPPED, LossReason
@@ -53,6 +55,12 @@ class PacingCalls:
         self._revision = followed.revision
         self._scheduler = PaceScheduler(self._state.versions.aborted)
         self._catch_ups = CatchUps()
+        self._clock = RolloutClock()
+
+    def rollouts(self) -> RolloutSeconds | None:
+        """What explorers did so far, for the report."""
+        self._see(time.monotonic())
+        return self._clock.report()
 
     async def next_trainer_task(
         self,
@@ -82,6 +90,7 @@ class PacingCalls:
         while True:
             now, seen = time.monotonic(), self._revision.wakes
             order = scheduler.order(explorers, self._published_version(), now)
+            self._see(now)
             for name in sorted(order.give_up):
                 cause = f"the trainer waited {plan.policy.timeout:g} s for it"
                 logger.warning("explorer %s is given up: %s", name, cause)
@@ -99,6 +108,7 @@ class PacingCalls:
 
     async def begin_step(self, step: int, keys: Sequence[tuple[str, int]]) -> None:
         """The trainer has these batches, and trains on them."""
+        self._clock.begun(keys)
         self._scheduler.begin_step(step, keys)
         await self._revision.wake()
 
@@ -148,6 +158,7 @@ class PacingCalls:
         not serve version ``step`` then, or after ``timeout`` seconds.
         """
         self._scheduler.note_trainer(plan, step, step, finishing=True)
+        self._clock.end()
         await self._revision.wake()
         state = self._state
 
@@ -195,6 +206,9 @@ class PacingCalls:
                 self._published_version(),
                 stopped=self._state.trainer_status == STOPPED,
             )
+            self._see(now)
+            if turn is not None:
+                self._clock.turned(explorer, now)
             if move != ExplorerMove.WAIT or now >= deadline:
                 await self._revision.advance()
                 return ExplorerOrder(move, turn, self._state.version)
@@ -232,8 +246,14 @@ class PacingCalls:
         taken = self._scheduler.deliver(
             explorer, session, turn, ref, self._state.explorers, self._published_version(), now
         )
+        self._clock.delivered((explorer, turn.number), now, taken=taken)
+        self._see(now)
         await self._revision.wake()
         return taken
+
+    def _see(self, now: float) -> None:
+        scheduler = self._scheduler
+        self._clock.see(scheduler.explorers, [batch.key for batch in scheduler.queue], now)
 
     async def _next_change(self, seen: int, seconds: float) -> None:
         await self._revision.wait_for(lambda: self._revision.wakes != seen, seconds)

@@ -26,6 +26,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -91,6 +92,13 @@ class TrainerPace:
         self._timeout = policy.timeout
         self._connection = SynchronizerConnection(synchronizer, _ANSWER_SECONDS)
         self._sent: int | None = None
+        self._began = time.monotonic()
+        self._waited = 0.0
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Since this was made, and how many of these went into waiting and publishing."""
+        return time.monotonic() - self._began, self._waited
 
     def next_batches(self) -> list[Batch]:
         """The batches of the next step; publishes weights meanwhile when the style says so.
@@ -104,6 +112,10 @@ class TrainerPace:
                 again, or the first version or four in a row were aborted.
             What ``publish`` and ``meanwhile`` raise.
         """
+        with self._waiting():
+            return self._next_batches()
+
+    def _next_batches(self) -> list[Batch]:
         lost: list[tuple[str, int]] = []
         losses = 0
         while losses <= _MAX_LOSSES:
@@ -138,15 +150,24 @@ class TrainerPace:
 
         Returns the explorers that did not take it within the policy's timeout, lost ones too.
         """
+        with self._waiting():
+            try:
+                if self._sent != self._step:
+                    self._publish_now()
+                behind: list[str] = self._call(
+                    "finish_pace", self._plan, self._step, self._timeout, timeout=self._timeout
+                )
+            finally:
+                self._call("set_trainer_status", STOPPED)
+            return behind
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        began = time.monotonic()
         try:
-            if self._sent != self._step:
-                self._publish_now()
-            behind: list[str] = self._call(
-                "finish_pace", self._plan, self._step, self._timeout, timeout=self._timeout
-            )
+            yield
         finally:
-            self._call("set_trainer_status", STOPPED)
-        return behind
+            self._waited += time.monotonic() - began
 
     def _publish_now(self) -> None:
         self._publish(self._step)

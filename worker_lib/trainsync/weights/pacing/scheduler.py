@@ -76,6 +76,11 @@ class PaceScheduler:
         """Whether the trainer has said which step it has completed."""
         return self.plan is not None
 
+    @property
+    def explorers(self) -> frozenset[str]:
+        """The explorers that take turns, as they were known at the last call."""
+        return frozenset(self._entries)
+
     def in_flight(self, published: int | None) -> list[int]:
         """The versions that the trainer sent and that neither arrived nor were aborted."""
         known = -1 if published is None else published

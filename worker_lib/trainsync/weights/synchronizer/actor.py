@@ -360,7 +360,7 @@ class Synchronizer:
             lambda: revision.number > seen and state.versions.offered >= 0, timeout
         ):
             return None
-        return revision.number, weights_report(state)
+        return revision.number, weights_report(state, self._pacing.rollouts())
 
     async def follow(self, seen: int, timeout: float) -> StateChanges | None:
         """The changes after revision ``seen`` (0 at first), for the process that keeps this actor.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from trainsync.api.protocol import ExplorerReport, WeightsReport
+from trainsync.api.protocol import ExplorerReport, RolloutSeconds, WeightsReport
 from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync.weights.synchronizer.roster import LOST, LossReason
@@ -49,7 +49,7 @@ def snapshot(state: WeightsState) -> SynchronizerStatus:
     )
 
 
-def weights_report(state: WeightsState) -> WeightsReport:
+def weights_report(state: WeightsState, rollouts: RolloutSeconds | None = None) -> WeightsReport:
     """The report for the monitor. Needs a version that was published, or reached no explorer."""
     if state.versions.offered < 0:
         raise WeightsUnavailableError("no version was offered yet")
@@ -75,6 +75,7 @@ def weights_report(state: WeightsState) -> WeightsReport:
             )
             for name, explorer in order[:_MAX_REPORTED]
         ],
+        rollouts=rollouts,
     )
 
 
