@@ -38,7 +38,7 @@ NODES ?= 1
 DEVCLUSTER := $(PYTHON) -m devcluster
 PYTEST := $(BIN)/python -m pytest
 # Unit tests wait half of their time, for processes and for deadlines.
-UNIT_WORKERS := $(shell workers=$$((2 * $$(nproc))); echo $$((workers < 8 ? workers : 8)))
+UNIT_WORKERS := $(shell workers=$$((3 * $$(nproc) / 2)); echo $$((workers < 8 ? workers : 8)))
 
 ##@ Try it
 .PHONY: demo demo-local demo-vllm
@@ -100,7 +100,7 @@ release-check: setup ## Wheel, sdist, chart package and SBOM into build/release,
 .PHONY: test test-unit test-store test-distributed test-cluster test-e2e test-on-clusters test-monitoring test-kueue test-policies test-vllm test-vllm-cluster test-sglang test-gpu test-compat faults
 test: test-unit test-store test-distributed test-on-clusters ## All of the below, the fast ones first
 
-test-unit: setup ## Some four minutes on two cores: no Ray, no cluster
+test-unit: setup ## Some five minutes on two cores: no Ray, no cluster
 	$(PYTEST) tests/unit -n $(UNIT_WORKERS) --dist worksteal
 
 test-store: setup $(AZURITE_READY) ## A minute: checkpoints in object storage, on a real S3 server (3 min of Go builds the first time)
