@@ -106,8 +106,8 @@ test-unit: setup ## Some five minutes on two cores: no Ray, no cluster
 test-store: setup $(AZURITE_READY) ## A minute: checkpoints in object storage, on a real S3 server (3 min of Go builds the first time)
 	AZURITE=$(patsubst %/.made,%,$(AZURITE_READY)) $(PYTEST) tests/store
 
-test-distributed: setup ## Ten minutes: torch.distributed and Ray on this machine, three files at a time
-	$(PYTEST) tests/distributed -n 3 --dist loadfile --no-loadscope-reorder
+test-distributed: setup ## Ten minutes: torch.distributed and Ray on this machine, two files at a time
+	$(PYTEST) tests/distributed -n 2 --dist loadfile --no-loadscope-reorder
 
 test-cluster: setup $(CLUSTER_READY) images ## Minutes: the operator against a real API server and KubeRay (root)
 	$(PYTEST) tests/cluster

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.distributed.local_ray import start_ray
-
 LONGEST = (
     "test_tiny_grpo.py",
     "test_faults_slice.py",
@@ -42,8 +40,10 @@ def ray_address() -> Iterator[str]:
     """A small Ray of the module, which ranks join."""
     import ray
 
-    context = start_ray(
+    context = ray.init(
+        address="local",
         num_cpus=1,
+        include_dashboard=False,
         log_to_driver=False,
         object_store_memory=80 << 20,
     )
@@ -57,9 +57,11 @@ def ray_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
     import ray
 
     ray.cloudpickle.register_pickle_by_value(request.module)
-    start_ray(
+    ray.init(
+        address="local",
         num_cpus=4,
         object_store_memory=200 << 20,
+        include_dashboard=False,
         log_to_driver=False,
         runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
     )

@@ -25,7 +25,6 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import check_manifest, committed_steps, read_manifest
 
 from tests.distributed.forked import preload
-from tests.distributed.local_ray import start_ray
 from tests.distributed.ranks import run_ranks, values_of
 
 preload("transformers.models.qwen2.modeling_qwen2")
@@ -46,8 +45,10 @@ def ray_address() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         # Ray's workers inherit it; they import the example as pytest does.
         patch.setenv("PYTHONPATH", PYTHONPATH)
-        context = start_ray(
+        context = ray.init(
+            address="local",
             num_cpus=2,
+            include_dashboard=False,
             log_to_driver=False,
             object_store_memory=128 * 2**20,
         )

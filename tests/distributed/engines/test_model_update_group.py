@@ -14,7 +14,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from trainsync.api import env
 
-from tests.distributed.local_ray import start_ray
 from tests.distributed.ranks import run_ranks, values_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
@@ -34,8 +33,10 @@ def made(value: float, mesh: DeviceMesh | None = None) -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
-    context = start_ray(
+    context = ray.init(
+        address="local",
         num_cpus=1,
+        include_dashboard=False,
         log_to_driver=False,
         object_store_memory=80 << 20,
     )

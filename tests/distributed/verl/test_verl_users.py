@@ -18,7 +18,6 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import check_manifest, committed_steps, read_manifest
 
 from tests.distributed.forked import UNDER_VERL, preload
-from tests.distributed.local_ray import start_ray
 from tests.distributed.verl.users import MONITOR, SECONDS, TRAINER, Process, acting, place, volume
 from tests.ports import port_of, reserved_port
 
@@ -274,7 +273,7 @@ def transfer_queue() -> Iterator[Any]:
     import transfer_queue as tq
 
     # A socket's path must be short.
-    start_ray(num_cpus=4, _temp_dir=str(Path.home() / "r"))
+    ray.init(address="local", num_cpus=4, include_dashboard=False, _temp_dir=str(Path.home() / "r"))
     try:
         tq.init()
         yield tq

@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.local_ray import start_ray
-
 pytest.importorskip("verl.plugin.platform", reason="the extra `verl` is not installed")
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
@@ -39,10 +37,12 @@ DEADLINE = 40
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Stage"]:
     import ray
 
-    start_ray(
+    ray.init(
+        address="local",
         num_cpus=16,
         num_gpus=4,  # verl counts them; there are none
         object_store_memory=100 << 20,
+        include_dashboard=False,
         log_to_driver=False,
         runtime_env={"env_vars": ENVIRONMENT},
     )

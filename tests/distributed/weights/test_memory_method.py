@@ -22,8 +22,6 @@ from trainsync.weights.transports.object_store.fetcher import MemorySource
 from trainsync.weights.transports.object_store.packing import Packing, digest_of_part
 from trainsync.weights.versions import PartMeta
 
-from tests.distributed.local_ray import start_ray
-
 pytestmark = [
     pytest.mark.distributed,
     pytest.mark.timeout(300),
@@ -37,9 +35,11 @@ TIMEOUT = 60
 @pytest.fixture(scope="module")
 def small_store(request: pytest.FixtureRequest) -> Iterator[None]:
     ray.cloudpickle.register_pickle_by_value(request.module)
-    start_ray(
+    ray.init(
+        address="local",
         num_cpus=2,
         object_store_memory=100 << 20,
+        include_dashboard=False,
         log_to_driver=False,
         runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
         _system_config={"local_fs_capacity_threshold": 0.0},

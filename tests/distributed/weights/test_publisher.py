@@ -27,7 +27,6 @@ from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.transports.object_store import upload
 
 from tests.distributed.engines.fsdp_models import Content, content, engine
-from tests.distributed.local_ray import start_ray
 from tests.distributed.ranks import run_ranks, values_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
@@ -139,8 +138,10 @@ VERSIONS = range(1, 5)
 
 @pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
-    context = start_ray(
+    context = ray.init(
+        address="local",
         num_cpus=1,
+        include_dashboard=False,
         log_to_driver=False,
         object_store_memory=80 << 20,
     )

@@ -22,7 +22,6 @@ from trainsync.weights.synchronizer.actor import actor_options
 from trainsync.weights.synchronizer.failover import SynchronizerFailover
 from trainsync.weights.synchronizer.report import SynchronizerStatus
 
-from tests.distributed.local_ray import start_ray
 from tests.distributed.weights.broadcast.broadcast_network import NEEDS_ROOT, Network, Space
 from tests.distributed.weights.synchronizer.actor_deaths import sigkill
 
@@ -65,9 +64,11 @@ def far() -> Iterator[FarHost]:
     folder = tempfile.mkdtemp(prefix="ts-")
     space = network.space()
     try:
-        head = start_ray(
+        head = ray.init(
+            address="local",
             num_cpus=2,
             object_store_memory=100 << 20,
+            include_dashboard=False,
             log_to_driver=False,
             _node_ip_address=network.address,
             _system_config=HEALTH,
