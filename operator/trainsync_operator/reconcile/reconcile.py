@@ -240,6 +240,8 @@ class Reconciler:
         if raw is not None and not objects.being_deleted(raw):
             problem = Problem("ApiServerFails", f"{message}. The operator tries again.")
             now = self.clock()
+            if _NOT_IN_THE_CRD in message:  # of a field that is not in what is written here
+                await self._tell_of_an_old_crd(raw, now)
             try:
                 await self._write_refused(raw, problem, now, ConditionStatus.UNKNOWN)
             except ApiRefusedError as error:

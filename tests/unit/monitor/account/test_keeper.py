@@ -1,16 +1,19 @@
 """The account through a monitor's core, on a volume, over deaths of monitors."""
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from trainsync.api.protocol import ProgressReport
 from trainsync.api.spec import Role
 from trainsync.api.status import RolePods
 from trainsync.monitor import errors
+from trainsync.monitor.account import keeper
 from trainsync.monitor.account.keeper import WRITE_SECONDS
 from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
@@ -236,3 +239,105 @@ def test_a_local_run_has_no_account(start: Start, go: Callable[[float], None]) -
     report(core, 2, 65.0)
     core.tick()
     assert core.view().account is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda found: found.update(since=1e300),
+        lambda found: found["roles"]["Trainer"]["pods"][0].update(held=1e300),
+        lambda found: found["roles"]["Trainer"]["pods"].clear(),
+    ],
+    ids=["time", "weight", "no pods"],
+)
+def test_an_account_whose_numbers_cannot_be_begins_anew_and_the_monitor_lives(
+    start: Start,
+    go: Callable[[float], None],
+    tmp_path: Path,
+    damage: Callable[[dict[str, Any]], None],
+) -> None:
+    core = start()
+    core.see_pods(PODS, "Running")
+    go(WRITE_SECONDS)
+    core.tick()
+    file = RunDirectory(tmp_path).account
+    found = json.loads(file.read_text())
+    damage(found)
+    file.write_text(json.dumps(found))
+    again = start()
+    again.see_pods(PODS, "Running")
+    go(10.0)
+    report(again, 1, 10.0)
+    assert classes(again) == {"train": 40}
+
+
+def test_an_account_that_is_refused_holds_up_no_commit_and_is_read_when_it_can_be(
+    start: Start,
+    go: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    core = start()
+    core.see_pods(PODS, "Running")
+    go(10.0)
+    report(core, 1, 10.0)
+    core.tick()
+    read = keeper.records.read
+
+    def refuse(record: Any, path: Path) -> Any:
+        if path.name == "ACCOUNT.json":
+            raise OSError(5, "Input/output error")
+        return read(record, path)
+
+    monkeypatch.setattr(keeper.records, "read", refuse)
+    again = start()
+    again.see_pods(PODS, "Running")
+    again.tick()
+    assert again.ready
+    assert classes(again) == {}
+    assert "Input/output error" in caplog.text
+    monkeypatch.setattr(keeper.records, "read", read)
+    go(WRITE_SECONDS)
+    again.tick()
+    assert classes(again) == {"train": 40}
+
+
+def test_an_account_that_cannot_be_written_because_of_a_link_holds_up_no_tick(
+    start: Start, go: Callable[[float], None], tmp_path: Path
+) -> None:
+    core = start()
+    core.see_pods(PODS, "Running")
+    internal = RunDirectory(tmp_path).account.parent
+    moved = tmp_path / "moved"
+    internal.rename(moved)
+    internal.symlink_to(moved)
+    go(WRITE_SECONDS)
+    core.tick()
+    assert core.ready
+
+
+def test_an_error_of_the_books_ends_the_account_and_nothing_else(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    core = start()
+    core.see_pods(PODS, "Running")
+    monkeypatch.setattr(keeper.Account, "trained", lambda *_: 1 / 0)
+    report(core, 1, 1.0)
+    assert core.view().account is None
+    assert "the account begins anew" in caplog.text
+
+
+def test_an_account_in_which_nothing_changes_is_not_written_again(
+    start: Start, go: Callable[[float], None], tmp_path: Path
+) -> None:
+    core = start()
+    core.see_pods(PODS, "Running")
+    go(WRITE_SECONDS)
+    core.tick()
+    file = RunDirectory(tmp_path).account
+    first = file.stat().st_ino, file.stat().st_mtime_ns
+    for _ in range(3):
+        go(WRITE_SECONDS)
+        core.see_pods(PODS, "Running")
+        core.tick()
+    assert (file.stat().st_ino, file.stat().st_mtime_ns) == first

@@ -286,3 +286,21 @@ async def test_what_is_gone_from_the_volume_stays_in_the_status(api: FakeApi) ->
     assert api.writes[-1][1]["checkpoint"]["lastCommitted"] == {"step": 40}
     assert await writing.writer.write(view(committed=3))
     assert api.writes[-1][1]["checkpoint"]["lastCommitted"]["step"] == 3
+
+
+async def test_under_a_crd_older_than_the_account_all_else_is_written(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    apply = api.apply_status
+
+    async def older(uid: str, status: dict[str, Any]) -> Any:
+        if "account" in status:
+            raise KubeError(500, ".status.account: field not declared in schema")
+        return await apply(uid, status)
+
+    monkeypatch.setattr(api, "apply_status", older)
+    writer = Writing(api).writer
+    for committed in (1, 2):
+        assert await writer.write(with_account(view(committed=committed), 10))
+        assert api.writes[-1][1]["checkpoint"]["lastCommitted"]["step"] == committed
+    assert caplog.text.count("the CRD is older") == 1

@@ -1002,6 +1002,15 @@ async def test_a_crd_that_is_older_than_the_operator_is_told_of_in_one_event() -
     assert "Apply crds/trainsync.dev_trainingruns.yaml" in told[0]["message"]
 
 
+async def test_a_crd_that_lacks_a_field_of_a_whole_status_alone_is_told_of_too() -> None:
+    world = World()
+    reconciler = Reconciler(world.api, Ignore(), MonitorSettings("monitor:1"), world.clock)
+    for _ in range(2):
+        await reconciler.unable(KEY, "500: .status.pods: field not declared in schema")
+    told = [event for event in world.api.all(EVENT) if event["reason"] == "CRDOutdated"]
+    assert len(told) == 1
+
+
 async def test_a_runtime_environment_that_is_no_yaml_is_said_to_be_so() -> None:
     broken = spec()
     broken["clusters"][0]["runtimeEnvYAML"] = "env_vars: [unclosed"

@@ -4,6 +4,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -25,6 +26,8 @@ _LOG = logging.getLogger(__name__)
 WRITE_SECONDS: Final = 10.0
 """Between two writes of the account to the volume."""
 _RECORD = TypeAdapter(Account)
+_LAST_TIME: Final = 4e9
+_MOST_SECONDS: Final = 1e15
 
 
 class AccountKeeper(NullObserver):
@@ -32,7 +35,8 @@ class AccountKeeper(NullObserver):
 
     A monitor that dies loses no second: the next goes on from the file, which has the pods that
     were there, and the reports are cumulative. Only what is told once, right before it is killed
-    (how long a save blocked), is lost. An account that cannot be read begins anew.
+    (how long a save blocked), is lost. An account that is damaged begins anew. No error of the
+    account reaches a save: where one is met, the log says so, and the account begins anew.
 
     Args:
         gate: asked right before the file is replaced; see `Authority`.
@@ -53,14 +57,25 @@ class AccountKeeper(NullObserver):
         self._monotonic = monotonic
         self._gate = gate
         self._account: Account | None = None
+        self._unread = False
+        self._written: bytes | None = None
         self._began = 0.0  # on the account's clock, at ``_began_at`` on the monotonic one
         self._began_at = 0.0
         self._written_at = -math.inf
         self._blocked: defaultdict[int, float] = defaultdict(float)
 
     def load(self) -> None:
-        """Go on from the volume: another monitor may have written since. Raises `OSError`."""
-        self._account = None
+        """Go on from the volume: another monitor may have written since.
+
+        A volume that refuses is asked again by `write`; until then nothing is counted.
+        """
+        self._account, self._written, self._unread = None, None, True
+        try:
+            self._read()
+        except OSError as error:
+            _LOG.warning("the account is not read, which is tried again: %s", error)
+
+    def _read(self) -> None:
         try:
             found = records.read(_RECORD, self._run.account)
         except FileNotFoundError:
@@ -68,8 +83,12 @@ class AccountKeeper(NullObserver):
         except DamagedFileError as error:
             _LOG.warning("the account begins anew: %s", error)
             found = None
-        if found is not None and found.run_uid == self._run_uid and _sound(found):
-            self._account = found
+        self._unread = False
+        if found is not None and found.run_uid == self._run_uid:
+            if _sound(found):
+                self._account = found
+            else:
+                _LOG.warning("the account begins anew: its numbers cannot be")
         self._start_clock()
 
     def see_pods(self, pods: Mapping[Role, RolePods], phase: str | None, *, gpus: float) -> None:
@@ -78,27 +97,26 @@ class AccountKeeper(NullObserver):
         Args:
             gpus: that the spec asks for; decides once, for the whole account, what is counted.
         """
+        if self._unread:
+            return
         if self._account is None:
             unit = AccountUnit.GPU if gpus > 0 else AccountUnit.POD
             self._account = Account.begin(self._run_uid, unit, self._clock().timestamp())
             self._start_clock()
-        self._account.see_pods(pods, phase, self._now())
+        self._tell(lambda account: account.see_pods(pods, phase, self._now()))
 
     def told_resume(self, attempt: int, step: int) -> None:
         """The attempt was told to go on from ``step``; 0: from the beginning."""
-        if self._account is not None:
-            self._account.told_resume(attempt, step)
-            self._written_at = -math.inf  # it is not told again
+        self._tell(lambda account: account.told_resume(attempt, step))
+        self._written_at = -math.inf  # it is not told again
 
     def trained(self, attempt: int, report: ProgressReport) -> None:
         """The training loop has reported."""
-        if self._account is not None:
-            self._account.trained(attempt, report, self._now())
+        self._tell(lambda account: account.trained(attempt, report, self._now()))
 
     def synchronized(self, attempt: int, report: WeightsReport) -> None:
         """The Synchronizer has reported."""
-        if self._account is not None:
-            self._account.synchronized(attempt, report, self._now())
+        self._tell(lambda account: account.synchronized(attempt, report, self._now()))
 
     def written(self, receipt: Receipt) -> None:
         """See `Observer`."""
@@ -114,27 +132,46 @@ class AccountKeeper(NullObserver):
 
     def shown(self) -> AccountStatus | None:
         """What status shows; None where nothing is counted."""
-        return None if self._account is None else self._account.shown()
+        found: list[AccountStatus | None] = []
+        self._tell(lambda account: found.append(account.shown()))
+        return found[0] if found else None
 
     def write(self, *, now: bool = False) -> None:
-        """Write the account to the volume, at most every `WRITE_SECONDS` unless ``now``.
+        """Write the account to the volume, at most every `WRITE_SECONDS` unless ``now``, and only
+        what has changed.
 
-        Raises `OSError`, and what the gate raises.
+        Raises `OSError`, `StorageError`, and what the gate raises.
         """
         due = self._monotonic() - self._written_at >= WRITE_SECONDS
-        if self._account is None or not (due or now):
+        if not (due or now):
             return
         self._written_at = self._monotonic()  # a volume that refuses is not asked more often
+        if self._unread:
+            self._read()
+        if self._account is None:
+            return
+        timeless = records.encode(_RECORD, replace(self._account, time=0.0))
+        if timeless == self._written:
+            return
         atomic.make_directory(self._run.account.parent)
         atomic.write_bytes(
             self._run.account, records.encode(_RECORD, self._account), self._gate, durably=False
         )
+        self._written = timeless
+
+    def _tell(self, what: Callable[[Account], object]) -> None:
+        if self._account is None:
+            return
+        try:
+            what(self._account)
+        except Exception:  # noqa: BLE001 - commits go on without an account
+            _LOG.exception("the account begins anew, as its books failed")
+            self._account = None
 
     def _ended(self, kind: SaveKind) -> None:
         blocked = max(self._blocked.values(), default=0.0)
         self._blocked.clear()
-        if self._account is not None:
-            self._account.saved(kind, blocked)
+        self._tell(lambda account: account.saved(kind, blocked))
 
     def _start_clock(self) -> None:
         """Jumps of the wall clock count only while there is no monitor, and never backwards."""
@@ -147,5 +184,15 @@ class AccountKeeper(NullObserver):
 
 
 def _sound(account: Account) -> bool:
-    """Whether each role has its pods, as only this class writes them."""
-    return all(ledger.pods for ledger in account.roles.values())
+    """Whether the numbers can be those of an account, as only this class writes them."""
+    times = [account.since, account.time]
+    seconds = []
+    for ledger in account.roles.values():
+        if not ledger.pods:
+            return False
+        times += [pods.time for pods in ledger.pods]
+        seconds += [*ledger.seconds.values()]
+        seconds += [weight for pods in ledger.pods for weight in (pods.held, pods.waiting)]
+    return all(0 <= time <= _LAST_TIME for time in times) and all(
+        0 <= one <= _MOST_SECONDS for one in seconds
+    )

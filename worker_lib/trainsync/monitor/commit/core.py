@@ -47,6 +47,7 @@ from trainsync.monitor.resume.rollback import Rollbacks
 from trainsync.monitor.server import views
 from trainsync.monitor.serving.roster import ServerRoster
 from trainsync.storage import atomic
+from trainsync.storage.errors import StorageError
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import LeaseBook
 from trainsync.storage.saves import claims
@@ -411,7 +412,7 @@ class MonitorCore:
                 self._rollbacks.begin()
                 self._worker.rebuild(self._settings.run_uid, self._clock())
                 self._resuming.begin()
-                self._account.load()
+            self._account.load()
             self._answers.forget()
             # Writers of the attempt in force may hold permits that this monitor does not know of.
             self._permits.renew(quiet=self._worker.ledger.attempt is not None)
@@ -420,7 +421,7 @@ class MonitorCore:
     def _write_account(self, *, now: bool = False) -> None:
         try:
             self._account.write(now=now)
-        except OSError as error:  # no save depends on it; it is written again
+        except (OSError, StorageError) as error:  # no save depends on it; it is written again
             _LOG.warning("the account is not written: %s", error)
             self._observer.io_error("account")
 

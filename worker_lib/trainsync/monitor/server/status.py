@@ -27,6 +27,8 @@ SHORTEST_INTERVAL: Final = 2.0
 _LONGEST_WAIT: Final = 30.0
 _ACCOUNT_SECONDS: Final = 60.0  # where nothing else is new, the account is written so often
 _KEPT: Final = ("progress", "weights", "atRisk", "account")
+# The API server's words for a field that is newer than the CRD; it refuses the whole status then.
+_NOT_IN_THE_CRD: Final = "field not declared in schema"
 
 
 def weights_in(status: Mapping[str, Any]) -> WeightsStatus | None:
@@ -69,6 +71,7 @@ class StatusWriter:
         self._last_committed = (before.get("checkpoint") or {}).get("lastCommitted")
         self._written: dict[str, Any] | None = None
         self._written_at = 0.0
+        self._account_is_unknown = False
 
     def render(self, view: CoreView) -> dict[str, Any]:
         """Our part of status for ``view``. Conditions move their time only on a flip."""
@@ -81,6 +84,8 @@ class StatusWriter:
             status["atRisk"] = view.at_risk.to_json_dict()
         if view.account is not None:
             status["account"] = view.account.to_json_dict()
+        if self._account_is_unknown:
+            status.pop("account", None)
         checkpoint = view.checkpoint.to_json_dict()
         if self._last_committed is not None:
             # Gone from the volume, it stays in the status: that alone tells of it.
@@ -100,7 +105,7 @@ class StatusWriter:
         if not self._is_news(status):
             return False
         try:
-            applied = await self._api.apply_status(self._uid, status)
+            applied = await self._apply(status)
         except KubeError as error:
             self._count("conflict" if error.status == 409 else "error")
             # Our fields are forced, so what is left to conflict is the uid.
@@ -146,6 +151,17 @@ class StatusWriter:
                 await asyncio.sleep(max(SHORTEST_INTERVAL - (time.monotonic() - started), 0.0))
             else:
                 await changed(SHORTEST_INTERVAL)
+
+    async def _apply(self, status: dict[str, Any]) -> Mapping[str, Any]:
+        """Apply it; without the account, from now on, where the CRD is older than the account."""
+        try:
+            return await self._api.apply_status(self._uid, status)
+        except KubeError as error:
+            if _NOT_IN_THE_CRD not in str(error) or status.pop("account", None) is None:
+                raise
+            _LOG.warning("the CRD is older than this monitor: the status has no account: %s", error)
+            self._account_is_unknown = True
+        return await self._api.apply_status(self._uid, status)
 
     def _is_news(self, status: Mapping[str, Any]) -> bool:
         """Whether to write it: the account grows with every second, and waits for other news."""
