@@ -22,7 +22,7 @@ else:
 _LISTEN: Final = """
 import socket, sys, time
 kept = [socket.create_server(("", int(port))) for port in sys.argv[1:]]
-time.sleep(86400)
+time.sleep(86400)  # until the test deletes the pod
 """
 
 

@@ -1,16 +1,15 @@
 """A merge as commands ask for it: of a directory or a store, into a directory or a store."""
 
-import importlib
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import CheckpointError
 from trainsync.cli.checkpoints.places import DirectoryPlace, StorePlace
+from trainsync.cli.extras import import_extra
 from trainsync.cli.output.console import USAGE, fail
 from trainsync.cli.output.progress import bytes_bar
 from trainsync.storage.copying.store import StoreSource
@@ -60,7 +59,8 @@ def merge_step(
     Raises:
         OSError, StorageError: the place or the output cannot be read or written.
     """
-    merging = _merging("copied" if isinstance(place, StorePlace) else "merge")
+    module = "copied" if isinstance(place, StorePlace) else "merge"
+    merging = import_extra(f"trainsync.checkpoint.merge.{module}", "merge", "worker")
     done = 0
     with bytes_bar("checking and merging", None) as tell:
 
@@ -93,17 +93,3 @@ def merge_step(
 def work_directory() -> "tempfile.TemporaryDirectory[str]":
     """A directory for a merged model on its way to elsewhere: in TMPDIR, and gone at the end."""
     return tempfile.TemporaryDirectory(prefix="trainsync-merge-", ignore_cleanup_errors=True)
-
-
-def _merging(name: str) -> ModuleType:
-    # Imported here, since all other commands work where there is no torch.
-    try:
-        return importlib.import_module(f"trainsync.checkpoint.merge.{name}")
-    except ModuleNotFoundError as error:
-        name = error.name or "a package"
-        if name.startswith("trainsync"):
-            raise
-        fail(
-            f"merge needs {name}, which is not installed: in a clone of trainsync, "
-            "pip install '.[worker]'"
-        )

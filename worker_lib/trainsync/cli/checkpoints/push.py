@@ -1,6 +1,5 @@
 """``trainsync checkpoints push``."""
 
-import importlib
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +18,7 @@ from trainsync.cli.checkpoints.merging import (
     work_directory,
 )
 from trainsync.cli.checkpoints.places import DirectoryPlace, StorePlace, open_place, refuse_options
+from trainsync.cli.extras import import_extra
 from trainsync.cli.options import AllowHttp, AsJson, Endpoint, Kind, Region
 from trainsync.cli.output.console import USAGE, emit, fail, guarded, stderr, stdout
 from trainsync.storage.layout import parse_step
@@ -136,14 +136,4 @@ def _push(target: Any, folder: Path, message: str) -> Any:
 
 
 def _hub(name: str) -> ModuleType:
-    # Imported here, since all other commands work where there is no huggingface_hub.
-    try:
-        return importlib.import_module(f"trainsync.checkpoint.hub.{name}")
-    except ModuleNotFoundError as error:
-        missing = error.name or "a package"
-        if missing.startswith("trainsync"):
-            raise
-        fail(
-            f"push needs {missing}, which is not installed: in a clone of trainsync, "
-            "pip install '.[hub]'"
-        )
+    return import_extra(f"trainsync.checkpoint.hub.{name}", "push", "hub")

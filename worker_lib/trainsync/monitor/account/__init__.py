@@ -1,8 +1,8 @@
 """The account of a run: each GPU-second of its pods in one class.
 
 Begin at `account`, which hears of pods, reports and saves; `ledger` divides the seconds of one role
-and is where the sum is kept, `trainers` and `explorers` say into which classes, `record` keeps it
-on the volume. No module here reads a clock.
+and is where the sum is kept, `trainers` and `explorers` say into which classes. These are pure;
+`keeper` gives them the time, and keeps the account on the volume.
 
 What each class is, and who knows it:
 
