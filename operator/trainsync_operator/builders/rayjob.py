@@ -1,6 +1,7 @@
 """The RayJob that runs one attempt of a cluster's entrypoint."""
 
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 import yaml
 from trainsync.api import env, names
@@ -11,23 +12,26 @@ from trainsync_operator.builders.target import Target, child
 from trainsync_operator.kube.kinds import RAY_CLUSTER, RAY_JOB
 from trainsync_operator.reconcile.run import SpecError
 
+# How many runs' environments are remembered: each look at a run builds its job, and yaml is slow.
+_REMEMBERED: Final = 4096
 
-def _runtime_environment(target: Target, cluster: Cluster) -> str:
-    field = f"spec.clusters[{cluster.name}].runtimeEnvYAML"
+
+@lru_cache(_REMEMBERED)
+def _with_attempt(given: str, field: str, attempt: int) -> str:
     try:
-        given = yaml.safe_load(cluster.runtime_env_yaml or "") or {}
+        read = yaml.safe_load(given) or {}
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a day that no month has
         # The place of the error and not its text: the line may hold a key.
         mark = getattr(error, "problem_mark", None)
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise SpecError(f"{field} is not YAML{place}: correct it") from None
-    if not isinstance(given, dict) or not isinstance(given.get("env_vars") or {}, dict):
+    if not isinstance(read, dict) or not isinstance(read.get("env_vars") or {}, dict):
         raise SpecError(
             f"{field} must be a mapping, and env_vars in it too: write 'env_vars: {{NAME: value}}'"
         )
     # These override the environment of the pod, which outlives the attempt.
-    variables = {**(given.get("env_vars") or {}), env.ATTEMPT: str(target.attempt)}
-    text: str = yaml.safe_dump({**given, "env_vars": variables}, sort_keys=True)
+    variables = {**(read.get("env_vars") or {}), env.ATTEMPT: str(attempt)}
+    text: str = yaml.safe_dump({**read, "env_vars": variables}, sort_keys=True)
     return text
 
 
@@ -44,9 +48,10 @@ def build(target: Target, cluster: Cluster, ray_cluster_uid: str) -> dict[str, A
     run = target.run
     name = names.ray_job_name(run.name, cluster.name, target.attempt)
     ray_cluster = names.ray_cluster_name(run.name, cluster.name, target.cluster_attempt)
+    field = f"spec.clusters[{cluster.name}].runtimeEnvYAML"
     spec = {
         "entrypoint": cluster.entrypoint,
-        "runtimeEnvYAML": _runtime_environment(target, cluster),
+        "runtimeEnvYAML": _with_attempt(cluster.runtime_env_yaml or "", field, target.attempt),
         # RayJob and Ray job share a name, so that Ray refuses to start the job twice on one head.
         "jobId": name,
         "submissionMode": "HTTPMode",

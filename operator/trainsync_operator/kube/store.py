@@ -28,6 +28,7 @@ class _Kept:
     uid: str
     version: str
     run: str
+    # Without the version.
     text: str
 
 
@@ -95,7 +96,11 @@ class Store:
         self._unseen.add((kind, scope))
 
     def put(self, kind: Kind, obj: Object) -> bool:
-        """Keep an object, unless a newer version was seen; returns whether it is news."""
+        """Keep an object, unless a newer version was seen.
+
+        Returns:
+            Whether something is new of what is kept: of a new version alone nothing follows.
+        """
         table, place, version = self._tables[kind], _place(obj), _version(obj)
         uid = str(objects.metadata(obj)["uid"])
         last = table.gone.get(uid)
@@ -113,9 +118,10 @@ class Store:
         run = place[1] if kind is RUN else objects.labels(obj).get(names.LABEL_RUN, "")
         if before is not None and before.run != run:
             self._unindex(table, place, before.run)
-        table.kept[place] = _Kept(uid, version, run, json.dumps(self._trim(kind, obj)))
+        text = json.dumps(_without_version(self._trim(kind, obj)), sort_keys=True)
+        table.kept[place] = _Kept(uid, version, run, text)
         table.runs.setdefault((place[0], run), set()).add(place)
-        return True
+        return before is None or (before.uid, before.text) != (uid, text)
 
     def remove(self, kind: Kind, obj: Object) -> bool:
         """Forget an object, by its uid, unless a newer version was seen; returns if it was kept."""
@@ -185,6 +191,13 @@ class Store:
             table.gone.popitem(last=False)
 
 
+def _without_version(obj: Object) -> Object:
+    meta = {key: value for key, value in obj["metadata"].items() if key != "resourceVersion"}
+    return {**obj, "metadata": meta}
+
+
 def _load(kept: _Kept) -> Object:
     found: Object = json.loads(kept.text)
+    if kept.version:
+        found["metadata"]["resourceVersion"] = kept.version
     return found

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from trainsync.api.pods import is_gpu
 
-from trainsync_operator.kube.kinds import POD, Kind
+from trainsync_operator.kube.kinds import DEPLOYMENT, POD, RAY_CLUSTER, RAY_JOB, SERVICE, Kind
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile import last_words
 
@@ -15,6 +15,15 @@ _POD_METADATA: Final = (
 )  # fmt: skip
 _CONTAINER_STATUS: Final = ("name", "state", "lastState")
 _CONDITION: Final = ("type", "status", "reason", "message")
+# Controllers write the rest of a status often, and nothing follows from it.
+_STATUS: Final[dict[Kind, tuple[str, ...]]] = {
+    DEPLOYMENT: ("observedGeneration", "readyReplicas", "updatedReplicas"),
+    RAY_CLUSTER: ("observedGeneration", "head"),
+    RAY_JOB: ("jobStatus", "jobDeploymentStatus", "message"),
+    SERVICE: (),
+}
+# Of a condition a time is read only where a head became ready.
+_TIMED: Final = (*_CONDITION, "lastTransitionTime")
 
 
 def _only(fields: tuple[str, ...], obj: dict[str, Any]) -> dict[str, Any]:
@@ -59,6 +68,18 @@ def trim(kind: Kind, obj: Object) -> Object:
         return _pod(obj)
     meta = {key: value for key, value in obj["metadata"].items() if key != "managedFields"}
     if _LAST_APPLIED in (meta.get("annotations") or {}):
-        kept = {key: value for key, value in meta["annotations"].items() if key != _LAST_APPLIED}
-        meta["annotations"] = kept
-    return {**obj, "metadata": meta}
+        without = {key: value for key, value in meta["annotations"].items() if key != _LAST_APPLIED}
+        meta["annotations"] = without
+    kept = {**obj, "metadata": meta}
+    if kind in _STATUS and "status" in obj:
+        kept["status"] = _status(kind, obj["status"] or {})
+    return kept
+
+
+def _status(kind: Kind, status: dict[str, Any]) -> dict[str, Any]:
+    found = _only(_STATUS[kind], status)
+    if "head" in found:
+        found["head"] = _only(("serviceName",), found["head"])
+    if "conditions" in status:
+        found["conditions"] = [_only(_TIMED, entry) for entry in status["conditions"] or []]
+    return found

@@ -31,9 +31,18 @@ def version_of(store: Store) -> str | None:
 )
 def test_an_older_version_never_replaces_a_newer_one(first: str, second: str, kept: str) -> None:
     store = Store()
-    assert store.put(POD, pod(first))
-    assert store.put(POD, pod(second)) is (kept != first)
+    assert store.put(POD, pod(first, number=1))
+    assert store.put(POD, pod(second, number=2)) is (kept != first)
     assert version_of(store) == kept
+
+
+def test_a_newer_version_is_kept_and_no_news_if_nothing_of_what_is_kept_has_changed() -> None:
+    store = Store(lambda _, obj: {"metadata": obj["metadata"], "phase": obj["phase"]})
+    assert store.put(POD, pod("5", phase="Running", ip="1"))
+    assert not store.put(POD, pod("6", phase="Running", ip="2"))
+    assert version_of(store) == "6"
+    assert store.put(POD, pod("7", phase="Failed", ip="2"))
+    assert store.put(POD, pod("8", uid="other", phase="Failed", ip="2"))
 
 
 def test_what_is_gone_stays_gone_whatever_comes_late() -> None:

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 from trainsync.api import names
-from trainsync_operator.kube.kinds import POD
+from trainsync_operator.kube.kinds import DEPLOYMENT, POD, RAY_CLUSTER, RAY_JOB, SERVICE, Kind
+from trainsync_operator.kube.store import Store
 from trainsync_operator.reconcile.observed import (
     JobPhase,
     deployment_is_ready,
@@ -184,6 +185,52 @@ def test_whether_a_pod_holds_gpus_or_waits_for_a_node_also_as_the_store_keeps_it
     for seen in (obj, trim(POD, obj)):
         read = read_pod(seen)
         assert (read.held, read.waiting, read.gpus) == (held, waiting, 8)
+
+
+_HEAD = {"type": "HeadPodReady", "status": "True", "lastTransitionTime": "2026-01-01T00:00:09Z"}
+_OF_CONTROLLERS: list[tuple[Kind, dict[str, Any], dict[str, Any]]] = [
+    (
+        RAY_CLUSTER,
+        {"observedGeneration": 2, "head": {"serviceName": "svc"}, "conditions": [_HEAD]},
+        {"lastUpdateTime": "x", "readyWorkerReplicas": 1, "head": {"podIP": "1.1.1.1"}},
+    ),
+    (
+        RAY_JOB,
+        {"jobStatus": "RUNNING", "jobDeploymentStatus": "Running", "message": "m"},
+        {"startTime": "x", "rayClusterStatus": {"desiredCPU": "1"}},
+    ),
+    (
+        DEPLOYMENT,
+        {"observedGeneration": 2, "readyReplicas": 1, "updatedReplicas": 1, "conditions": []},
+        {"replicas": 1, "unavailableReplicas": 1},
+    ),
+    (SERVICE, {}, {"loadBalancer": {"ingress": []}}),
+]
+
+
+@pytest.mark.parametrize(("kind", "read", "further"), _OF_CONTROLLERS)
+def test_the_store_keeps_what_is_read_of_a_status_and_what_else_a_controller_writes_is_no_news(
+    kind: Kind, read: dict[str, Any], further: dict[str, Any]
+) -> None:
+    meta = {**META, "namespace": "team", "resourceVersion": "1"}
+    store = Store(trim)
+    store.put(kind, {"metadata": meta, "status": read})
+    more = {**read, **further}
+    if "head" in further:
+        more["head"] = {**read["head"], **further["head"]}
+    written = {"metadata": {**meta, "resourceVersion": "2"}, "status": more}
+    assert not store.put(kind, written)
+    kept = store.get(kind, "team", "x")
+    assert kept is not None
+    if kind is RAY_CLUSTER:
+        assert read_ray_cluster(kept) == read_ray_cluster(written)
+    if kind is RAY_JOB:
+        assert read_job(kept) == read_job(written)
+    if kind is DEPLOYMENT:
+        assert deployment_is_ready(kept)
+    changed = {**read, "conditions": [{**_HEAD, "status": "False"}]}
+    meta = {**meta, "resourceVersion": "3"}
+    assert store.put(kind, {"metadata": meta, "status": changed})
 
 
 def test_a_running_ready_pod_is_alive_and_ready() -> None:
