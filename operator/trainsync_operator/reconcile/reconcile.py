@@ -36,6 +36,7 @@ from trainsync_operator.reconcile.events import Recorder
 from trainsync_operator.reconcile.fencing import as_read, of_monitor, same
 from trainsync_operator.reconcile.observe import observe
 from trainsync_operator.reconcile.observed import JobPhase, Observed
+from trainsync_operator.reconcile.pace import Pace
 from trainsync_operator.reconcile.plan import Plan, plan
 from trainsync_operator.reconcile.reads import Cached, Confirmed, Live, ReadLiveError, Reads
 from trainsync_operator.reconcile.refusals import AGAIN_SECONDS
@@ -139,6 +140,7 @@ class Reconciler:
     events: Recorder = field(init=False)
     rolls: Rolls[Key] = field(init=False)
     settled: Settled = field(init=False, default_factory=Settled)
+    pace: Pace[Key] = field(init=False, default_factory=Pace)
     servers: Servers = field(init=False)
     trials: Trials = field(init=False, default_factory=Trials)
     live: Live = field(init=False)
@@ -229,6 +231,7 @@ class Reconciler:
         self.trials.gone(key.namespace, key.name)
         self.settled.gone(key.namespace, key.name)
         self.rolls.done(key, self.clock())
+        self.pace.gone(key)
 
     async def unable(self, key: Key, message: str) -> None:
         """Say that the operator sees or changes nothing of a run: whether it goes on is unknown.
@@ -325,7 +328,8 @@ class Reconciler:
         if soon == 0.0:
             return soon  # the next look reports
         written = await self._report(run, state, observed, now, todo, problem, of_servers)
-        again += tuple(self.rolls.due(Key(run.namespace, run.name), now))
+        key = Key(run.namespace, run.name)
+        again += (*self.rolls.due(key, now), *self.pace.due(key))
         waits = [(moment - now).total_seconds() for moment in again]
         if held is not None and held.reason == REFUSED:
             waits.append(AGAIN_SECONDS)
@@ -428,7 +432,7 @@ class Reconciler:
             problem=problem,
             of_servers=of_servers,
         )
-        written = await self._write_status_of(run, mine)
+        written = await self._write_status_of(run, mine, now)
         self.metrics.seen(run, mine)
         if written and state.outcome is not None:
             seen = run.status.get("observedGeneration")
@@ -454,10 +458,15 @@ class Reconciler:
         before = objects.condition({"status": run.status}, where) or {}
         return (before.get("reason"), before.get("message")) != (problem.reason, problem.message)
 
-    async def _write_status_of(self, run: Run, mine: dict[str, Any]) -> Object | None:
-        if status.owned(run.status) == mine:
+    async def _write_status_of(
+        self, run: Run, mine: dict[str, Any], now: datetime
+    ) -> Object | None:
+        key, before = Key(run.namespace, run.name), status.owned(run.status)
+        if self.pace.waits(key, before, mine, now) or before == mine:
             return None
-        return await self._write_status(as_read(run), mine)
+        written = await self._write_status(as_read(run), mine)
+        self.pace.wrote(key, now)
+        return written
 
     async def _write_status(self, raw: Object, mine: dict[str, Any]) -> Object:
         """Write to the very run that was read; a namesake, or one that moved on, is left alone.

@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 from trainsync.api.base import format_time
+from trainsync.api.names import LABEL_ROLE
 from trainsync_operator.builders.target import MonitorSettings
 from trainsync_operator.controller.queue import Backlog, WorkQueue
 from trainsync_operator.controller.watch import Watches
@@ -123,3 +124,40 @@ async def test_the_claim_of_a_finished_run_may_be_deleted_and_does_not_come_back
     world.api.remove(CLAIM, claim["metadata"]["name"])
     await world.calm()
     assert world.api.all(CLAIM) == []
+
+
+async def test_counts_of_pods_that_come_up_are_written_together_and_by_the_look_that_is_due() -> (
+    None
+):
+    world = Watched()
+    await world.train()
+    explorers = [
+        pod for pod in world.api.all(POD) if pod["metadata"]["labels"].get(LABEL_ROLE) == "Explorer"
+    ]
+    world.clock.now += timedelta(seconds=60)
+
+    def ready(pod: Any, truth: str) -> None:
+        meta = {**pod["metadata"], "resourceVersion": world.api.next_version()}
+        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": truth}]}
+        world.api.put(POD, {**pod, "metadata": meta, "status": status})
+
+    def written() -> int:
+        return world.status["clusters"][0]["readyWorkers"]
+
+    whole = written()
+    for pod in explorers:
+        ready(pod, "False")
+    await world.look()  # Ready is False from now on, which is no count
+    assert written() == whole - len(explorers)
+    ready(explorers[0], "True")
+    again = await world.look()
+    assert written() == whole - len(explorers)
+    assert again is not None
+    assert 0 < again <= 2
+    world.clock.now += timedelta(seconds=again)
+    await world.look()
+    assert written() == whole - len(explorers) + 1
+    for pod in explorers:
+        ready(pod, "True")
+    await world.look()
+    assert written() == whole
