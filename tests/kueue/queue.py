@@ -1,6 +1,7 @@
 """A queue of the real Kueue with room for one run, and workloads that preempt what is in it."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from typing import Any, Final
 from trainsync.api import names
 from trainsync_operator.reconcile.run import PRIORITY_LABEL, QUEUE_LABEL
 
-from demo.platform import REPOSITORY, Platform
+from demo.platform import REPOSITORY, Platform, devcluster_name
 from devcluster.kueue import MANAGED_LABEL
 from tests.e2e import harness
 from tests.e2e.harness import NAMESPACE
@@ -27,7 +28,8 @@ _SECONDS: Final = 60
 
 def prepare(platform: Platform) -> None:
     """Kueue with the queue; repeatable."""
-    command = [sys.executable, "-m", "devcluster", "kueue"]
+    name = devcluster_name(os.environ.get("KUBECONFIG"))
+    command = [sys.executable, "-m", "devcluster", "--name", name, "kueue"]
     subprocess.run(command, cwd=REPOSITORY, timeout=1800, check=True)
     words = ("label", "--overwrite", "namespace", NAMESPACE, f"{MANAGED_LABEL}=true")
     platform.kubectl.run(*words)

@@ -17,9 +17,9 @@ from tests.e2e.harness import NAMESPACE, assert_one_training_at_a_time
 from tests.kueue import queue
 from tests.kueue.queue import DEFAULT, HIGH, LOW, QUEUE, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3600)]
-
 PREEMPTIONS = int(os.environ.get("TRAINSYNC_PREEMPTIONS", "3"))
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3600 + 60 * PREEMPTIONS)]
 
 
 @pytest.fixture(scope="module")
