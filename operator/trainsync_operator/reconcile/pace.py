@@ -12,13 +12,13 @@ from typing import Any, Final, Generic, TypeVar
 
 SECONDS: Final = 2
 """Between two writes of which the second changes counts alone."""
-_COUNTS: Final = ("pods", "explorerReplicas", "readyClusters", "readyServers")
+_COUNTS: Final = ("pods", "explorerReplicas", "readyClusters", "readyServers", "monitor")
 _OF_ENTRIES: Final = {
-    "clusters": ("readyWorkers",),
+    "clusters": ("readyWorkers", "jobStatus"),
     "servers": ("readyReplicas", "updatedReplicas"),
 }
-# Reasons of conditions whose message says how many pods are ready.
-_COUNTING: Final = ("Waiting", "NotAllReady")
+# Reasons of conditions whose message says what is ready, and how far the job's start has come.
+_COUNTING: Final = ("Waiting", "NotAllReady", "JobStarting")
 
 Key = TypeVar("Key", bound=Hashable)
 
