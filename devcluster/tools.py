@@ -99,7 +99,9 @@ KUEUE_PROGRAMS = (Program("kueue", "kueue", "sigs.k8s.io/kueue/cmd/kueue", "~2 m
 STORE_PROGRAMS = (
     Program("versitygw", "versitygw", "github.com/versity/versitygw/cmd/versitygw", "~3 min"),
 )
-"""Built only for tests of object storage: servers that speak S3."""
+"""Built only for tests of object storage: a server that speaks S3."""
+MINIO_PROGRAMS = (Program("minio", "minio", "github.com/minio/minio", "~5 min"),)
+"""Built only for `make test-store MINIO=1`: another server that speaks S3."""
 POLICY_PROGRAMS = (
     Program(
         "kube-router",
@@ -217,6 +219,11 @@ def ensure_policy_tools(progress: Progress) -> Tools:
 def ensure_store_servers(progress: Progress) -> Tools:
     """Servers of object storage; like `ensure_tools`."""
     return _ensure(STORE_PROGRAMS, "stores", [], progress)
+
+
+def ensure_minio(progress: Progress) -> Tools:
+    """MinIO; like `ensure_tools`."""
+    return _ensure(MINIO_PROGRAMS, "minio", [], progress)
 
 
 def _ensure(

@@ -13,11 +13,11 @@ from trainsync.storage.objects.bucket import Bucket, Limits
 from trainsync.storage.objects.opening import StoreOptions, open_store
 
 from devcluster.shell import Progress
-from devcluster.tools import ensure_store_servers
-from tests.store import azurite
+from devcluster.tools import ensure_minio, ensure_store_servers
+from tests.store import azurite, minio
 from tests.store.azurite import ACCOUNT, KEY, Azurite
 from tests.store.fault_proxy import FaultProxy
-from tests.store.server import ACCESS, REGION, SECRET, Server, serving
+from tests.store.server import ACCESS, REGION, SECRET, Server, request, serving
 from tests.unit.cli.conftest import build, make_old
 
 PROGRAM = "versitygw"
@@ -25,6 +25,14 @@ FAST = Limits(
     connect_seconds=2.0, call_seconds=10.0, retries=2, retry_seconds=5.0, part_bytes=5 << 20
 )
 """Bounds that a test can wait for."""
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Build the servers before a test's time begins: the first time that takes minutes."""
+    if not session.config.option.collectonly:
+        ensure_store_servers(Progress())
+        if os.environ.get("MINIO"):
+            ensure_minio(Progress())
 
 
 @pytest.fixture(scope="session")
@@ -41,6 +49,30 @@ def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
         pytest.skip("AZURITE names no environment of azurite: `make test-store` makes one with npm")
     with azurite.serving(Path(environment), tmp_path_factory.mktemp("azure") / "server") as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def minio_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    if not os.environ.get("MINIO"):
+        pytest.skip("MinIO is built for `make test-store MINIO=1` alone")
+    program = ensure_minio(Progress()).path("minio")
+    with minio.serving(program, tmp_path_factory.mktemp("minio") / "server") as port:
+        yield port
+
+
+@pytest.fixture
+def minio_bucket(minio_port: int) -> Bucket:
+    """A new bucket of MinIO."""
+    name = f"bucket-{secrets.token_hex(6)}"
+    request(minio_port, "PUT", f"/{name}")
+    options = StoreOptions(
+        endpoint=f"http://127.0.0.1:{minio_port}",
+        region=REGION,
+        allow_http=True,
+        credentials={"access_key_id": ACCESS, "secret_access_key": SECRET},
+        limits=FAST,
+    )
+    return open_store(f"s3://{name}/runs/a", options)
 
 
 @pytest.fixture

@@ -50,29 +50,35 @@ class Server:
         subprocess.run([*command, *user], check=True, capture_output=True, timeout=30)
 
     def set_policy(self, bucket: str, policy: dict[str, Any]) -> None:
-        """Put a bucket's policy. obstore has no such request, so it is signed here."""
+        """Put a bucket's policy."""
         body = json.dumps(policy).encode()
-        host, now = f"127.0.0.1:{self.port}", datetime.now(UTC)
-        stamp, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
-        digest = hashlib.sha256(body).hexdigest()
-        headers = {"host": host, "x-amz-content-sha256": digest, "x-amz-date": stamp}
-        names = ";".join(headers)
-        lines = "".join(f"{name}:{value}\n" for name, value in headers.items())
-        request = f"PUT\n/{bucket}\npolicy=\n{lines}\n{names}\n{digest}"
-        scope = f"{day}/{REGION}/s3/aws4_request"
-        signed = hashlib.sha256(request.encode()).hexdigest()
-        key = f"AWS4{SECRET}".encode()
-        for text in (*scope.split("/"), f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{signed}"):
-            key = hmac.digest(key, text.encode(), "sha256")
-        headers["authorization"] = (
-            f"AWS4-HMAC-SHA256 Credential={ACCESS}/{scope}, SignedHeaders={names}, "
-            f"Signature={key.hex()}"
-        )
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-        connection.request("PUT", f"/{bucket}?policy", body, headers)
-        answer = connection.getresponse()
-        assert answer.status < 300, answer.read()
-        connection.close()
+        request(self.port, "PUT", f"/{bucket}", "policy", body)
+
+
+def request(port: int, method: str, path: str, query: str = "", body: bytes = b"") -> None:
+    """A request that obstore does not have, signed as S3 wants it (Signature Version 4)."""
+    host, now = f"127.0.0.1:{port}", datetime.now(UTC)
+    stamp, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
+    digest = hashlib.sha256(body).hexdigest()
+    headers = {"host": host, "x-amz-content-sha256": digest, "x-amz-date": stamp}
+    names = ";".join(headers)
+    lines = "".join(f"{name}:{value}\n" for name, value in headers.items())
+    asked = f"{query}=" if query else ""
+    canonical = f"{method}\n{path}\n{asked}\n{lines}\n{names}\n{digest}"
+    scope = f"{day}/{REGION}/s3/aws4_request"
+    signed = hashlib.sha256(canonical.encode()).hexdigest()
+    key = f"AWS4{SECRET}".encode()
+    for text in (*scope.split("/"), f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{signed}"):
+        key = hmac.digest(key, text.encode(), "sha256")
+    headers["authorization"] = (
+        f"AWS4-HMAC-SHA256 Credential={ACCESS}/{scope}, SignedHeaders={names}, "
+        f"Signature={key.hex()}"
+    )
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request(method, f"{path}?{query}" if query else path, body, headers)
+    answer = connection.getresponse()
+    assert answer.status < 300, answer.read()
+    connection.close()
 
 
 @contextmanager
@@ -94,14 +100,15 @@ def serving(program: Path, root: Path) -> Iterator[Server]:
             [*command, "posix", str(root)], env=environment, stdout=log, stderr=log
         )
         try:
-            _wait(process, port)
+            wait_for_port(process, port)
             yield Server(program, process.pid, port, root)
         finally:
             process.kill()
             process.wait()
 
 
-def _wait(process: "subprocess.Popen[bytes]", port: int) -> None:
+def wait_for_port(process: "subprocess.Popen[bytes]", port: int) -> None:
+    """Wait until a server listens; fail if its process ends."""
     end = time.monotonic() + _START_SECONDS
     while True:
         assert process.poll() is None, f"the server ended with {process.returncode}"

@@ -25,8 +25,11 @@ from tests.store.conftest import FAST, Place
 PART = 5 << 20
 
 
-@pytest.fixture(params=["memory", "versitygw", "azurite"])
+@pytest.fixture(params=["memory", "versitygw", "azurite", "minio"])
 def bucket(request: pytest.FixtureRequest) -> Bucket:
+    if request.param == "minio":
+        found: Bucket = request.getfixturevalue("minio_bucket")
+        return found
     if request.param == "memory":
         return Bucket(MemoryStore(), "memory://", FAST)
     if request.param == "azurite":
