@@ -148,7 +148,7 @@ def _put_number(
         at, held, bits = _put(out, at, held, bits, value & np.uint64(0xFFFFFFFF), np.uint64(32))
         value >>= np.uint64(32)
         size -= np.uint64(32)
-    return _put(out, at, held, bits, value, size)  # type: ignore[no-any-return]
+    return _put(out, at, held, bits, value, size)
 
 
 @compiled(NUMBERS, _WORDS, types.int64, types.int64, types.int64, WRITE, result=types.int64)
@@ -276,7 +276,7 @@ def unpack(
     for number in range(places.size):
         step = steps[number]
         half = step >> _ONE
-        where = np.int64(places[number]) << shift
+        where: int = np.int64(places[number]) << shift  # type: ignore[assignment]
         changed = half + _ONE
         if step & _ONE:
             changed = ones - half
