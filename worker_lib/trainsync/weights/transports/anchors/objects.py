@@ -38,7 +38,7 @@ def put_anchor(bucket: Bucket, key: str, schema: StreamSchema, data: torch.Tenso
     """
     described = schema.encode()
     head = _ANCHOR.pack(_MAGIC, len(described)) + described
-    stream = memoryview(data.numpy())
+    stream: memoryview = data.numpy().data
     blocks = [memoryview(head)]
     blocks += [stream[start : start + _BLOCK] for start in range(0, len(stream), _BLOCK)]
     return _put(bucket, key, blocks)
@@ -49,7 +49,7 @@ def put_delta(bucket: Bucket, key: str, segments: Sequence[Segment]) -> StoredOb
     blocks: list[memoryview] = []
     for segment in segments:
         head = _SEGMENT.pack(segment.stop, segment.delta.size)
-        blocks += [memoryview(head), memoryview(segment.delta)]
+        blocks += [memoryview(head), segment.delta.data]
     return _put(bucket, key, blocks)
 
 
