@@ -19,6 +19,7 @@ AGENT: Final = "agent"
 STORE: Final = "store"
 COPY: Final = "copy"
 MEMORY: Final = "memory"
+PUBLISH: Final = "publish"
 
 POINTS: Final = {
     SAVE: (
@@ -101,11 +102,17 @@ POINTS: Final = {
         "sealed",  # it has the name under which it is found
         "dropping",  # before files that no load needs go
     ),
+    PUBLISH: (
+        "claimed",  # the index is the trainer's
+        "object",  # a version's object is in the store, and the index is about to name it
+        "indexed",  # the index has moved
+        "anchor",  # an anchor is in the store, and the index is about to name it
+    ),
 }
 """The points of each area, in the order in which they are reached: a rank's save, the monitor's
 commit, a broadcast on the trainer and on an explorer, a version in shared memory, an update of a
-server, a round of an agent, a save that goes into a store, one that is copied onto a volume, and
-what a rank's save keeps in memory."""
+server, a round of an agent, a save that goes into a store, one that is copied onto a volume, what
+a rank's save keeps in memory, and weights that go into a store."""
 
 Handler = Callable[[str], None]
 

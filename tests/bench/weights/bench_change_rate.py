@@ -18,7 +18,7 @@ from tiny_grpo.policy.model import answer_logprobs, build_model
 from tiny_grpo.policy.rollout import sample
 from tiny_grpo.policy.seeding import derive_seed
 from tiny_grpo.policy.task import make_prompts
-from trainsync.weights.delta.codec import Bytes, blocks, encode
+from trainsync.weights.delta.codec import Bytes, Coding, blocks, encode
 
 from tests.bench.harness import Figure, spread
 
@@ -69,7 +69,7 @@ def rates(config: Config) -> tuple[list[float], list[float]]:
     last = next(versions)
     for now in versions:
         changed.append(float((last.view("<u2") != now.view("<u2")).mean()))
-        delta = encode(last, now, blocks(0, now.size, 2), limit=2 * now.size)
+        delta = encode(last, now, blocks(0, now.size, 2), 2 * now.size, Coding.COMPACT)
         assert delta is not None
         sent.append(delta.size / now.size)
         last = now

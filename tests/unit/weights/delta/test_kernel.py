@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainsync.weights.delta import codec
+from trainsync.weights.delta import codec, compiling
 from trainsync.weights.delta.codec import Block, Bytes, apply_record, encode_block, join, split
 from trainsync.weights.errors import DeltaError
 
@@ -146,7 +146,7 @@ def test_deltas_without_numba_are_refused_with_the_reason(
 @pytest.fixture
 def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """As in a process that has compiled nothing yet."""
-    caches = (codec._compiling, codec._kernel)
+    caches = (compiling._compiling, compiling._kernel_of)
     for cache in caches:
         cache.cache_clear()
     yield monkeypatch
@@ -157,17 +157,17 @@ def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 @pytest.fixture
 def ready(anew: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Compiling has begun, and ends with this."""
-    import_kernel, ready = codec._import_kernel, threading.Event()
+    import_kernel, ready = compiling._import_kernel, threading.Event()
 
     def slow() -> object:
         assert ready.wait(60)
         return import_kernel()
 
-    anew.setattr(codec, "_import_kernel", slow)
-    assert not codec.prepare()
+    anew.setattr(compiling, "_import_kernel", slow)
+    assert not compiling.prepare()
     yield ready
     ready.set()
-    assert codec.prepare(60)
+    assert compiling.prepare(60)
 
 
 def in_child(check: Callable[[], bool]) -> int:
@@ -188,7 +188,7 @@ def finds_a_change() -> bool:
 
 
 def refused() -> bool:
-    for use in (codec.prepare, finds_a_change):
+    for use in (compiling.prepare, finds_a_change):
         with pytest.raises(DeltaError, match="forked while its parent compiled"):
             use()
     return True
@@ -199,14 +199,14 @@ def test_a_process_is_forked_when_the_loops_are_compiled_and_has_them(
 ) -> None:
     timer = threading.Timer(0.1, ready.set)
     timer.start()
-    assert in_child(lambda: codec.prepare() and finds_a_change()) == 0
+    assert in_child(lambda: compiling.prepare() and finds_a_change()) == 0
     timer.join()
 
 
 def test_a_process_that_is_forked_while_they_compile_for_long_refuses_deltas_and_never_hangs(
     ready: threading.Event, anew: pytest.MonkeyPatch
 ) -> None:
-    anew.setattr(codec, "_FORK_SECONDS", 0.0)
+    anew.setattr(compiling, "_FORK_SECONDS", 0.0)
     assert in_child(refused) == 0
 
 
@@ -216,7 +216,7 @@ def test_loops_that_cannot_be_compiled_are_an_error_of_deltas_each_time(
     def fail() -> object:
         raise ImportError("no llvmlite")
 
-    anew.setattr(codec, "_import_kernel", fail)
-    for use in (lambda: codec.prepare(60), codec.prepare, finds_a_change):
+    anew.setattr(compiling, "_import_kernel", fail)
+    for use in (lambda: compiling.prepare(60), compiling.prepare, finds_a_change):
         with pytest.raises(DeltaError, match="fails here: ImportError: no llvmlite"):
             use()

@@ -19,7 +19,16 @@ from trainsync.weights.buckets.tensor_stream import (
     check_time,
     schema_of,
 )
-from trainsync.weights.delta.codec import Block, Bytes, Segment, blocks, encode_block, join, prepare
+from trainsync.weights.delta.codec import (
+    Block,
+    Bytes,
+    Coding,
+    Segment,
+    blocks,
+    encode_block,
+    join,
+)
+from trainsync.weights.delta.compiling import prepare
 from trainsync.weights.delta.switch import MOST_OF_FULL
 from trainsync.weights.errors import (
     GroupFailedError,
@@ -67,13 +76,15 @@ class DeltaBase:
 
     Args:
         bucket_size: bytes; how much of the stream is looked at at once, and digested.
+        coding: of the deltas.
 
     Raises:
         DeltaError: as `prepare`.
     """
 
-    def __init__(self, bucket_size: int) -> None:
-        prepare()
+    def __init__(self, bucket_size: int, coding: Coding = Coding.PAGES) -> None:
+        prepare(compact=coding is Coding.COMPACT)
+        self._coding = coding
         self._bucket_size = bucket_size
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self._held: HeldVersion | None = None
@@ -152,7 +163,7 @@ class DeltaBase:
         schema, copy = memory.schema, memory.data.numpy()
         hasher = xxhash.xxh3_128()
         source = StreamSource(schema, tensors)
-        found = _Found(schema.total, tell, worthwhile=former is not None)
+        found = _Found(schema.total, tell, self._coding, worthwhile=former is not None)
         plan = plan_buckets(schema, self._bucket_size)
         self._allocate(max((bucket.size for bucket in plan), default=0))
         try:
@@ -164,7 +175,9 @@ class DeltaBase:
                 for block in blocks_of(schema, bucket):
                     start, stop = block.start - bucket.start, block.stop - bucket.start
                     if found.worthwhile:
-                        found.take(encode_block(here[start:stop], data[start:stop], block))
+                        found.take(
+                            encode_block(here[start:stop], data[start:stop], block, self._coding)
+                        )
                     else:
                         here[start:stop] = data[start:stop]
                     hasher.update(data[done:stop].data)  # while the processor's cache has it
@@ -188,11 +201,12 @@ class DeltaBase:
 class _Found:
     """The changes, as long as they are few enough to be worth sending."""
 
-    def __init__(self, total: int, tell: Tell, *, worthwhile: bool) -> None:
+    def __init__(self, total: int, tell: Tell, coding: Coding, *, worthwhile: bool) -> None:
         self.worthwhile = worthwhile
         self.segments: list[Segment] = []
         self._total = total
         self._tell = tell
+        self._coding = coding
         self._records: list[Bytes] = []
         self._room = int(total * MOST_OF_FULL)
         self._told = 0
@@ -213,7 +227,7 @@ class _Found:
         """A bucket ends here: tell what was found, if the last time was long enough ago."""
         if not self.worthwhile or (stop - self._told < SEGMENT_BYTES and not last):
             return
-        delta = join(self._records, self._total) if self._records else _NOTHING
+        delta = join(self._records, self._total, self._coding) if self._records else _NOTHING
         self._records.clear()
         self._told = stop
         self.segments.append(Segment(stop, delta))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from trainsync.weights.buckets.layout import StreamSchema
 from trainsync.weights.delta.base import DeltaBase, HeldVersion
-from trainsync.weights.delta.codec import prepare
+from trainsync.weights.delta.compiling import prepare
 from trainsync.weights.delta.switch import DeltaSwitch
 from trainsync.weights.errors import GroupFailedError
 from trainsync.weights.transports.broadcast.deadlines import BroadcastProgress

@@ -6,24 +6,22 @@ equals itself. At 1 % of bf16 elements changed at random a delta has 2.02 % of t
 
     record = header | changes in each page | numbers of changed elements in their page | new values
 
-A page is 65536 elements, so that a number takes two bytes. The loops over a block are compiled when
-the first one is looked at, or before that if `prepare` is called.
+A page is 65536 elements, so that a number takes two bytes. That is the coding `Coding.PAGES`, for
+fast links; `compact` has the other one. The loops over a block are compiled when the first one is
+looked at, or before that if `compiling.prepare` is called.
 """
 
-import functools
-import importlib.util
-import os
 import struct
-import threading
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from types import ModuleType
+from enum import Enum
 from typing import Any, Final
 
 import numpy as np
 import xxhash
 
+from trainsync.weights.delta import compact
+from trainsync.weights.delta.compiling import kernel
 from trainsync.weights.errors import DeltaError
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -31,88 +29,18 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 BLOCK_BYTES: Final = 1 << 20
 """A block, its base and what is made of them stay in a core's cache, or nearly."""
 
-_MAGIC: Final = b"tsd2"
 _HEADER: Final = struct.Struct("<4sIQQ")  # magic, records, bytes of the target, xxh3-64 of the rest
 _RECORD: Final = struct.Struct("<QIII")  # start, bytes of the block, element size, values
 _PAGE: Final = 1 << 16  # elements
 _LINE_BYTES: Final = 64
 _WIDTHS: Final = (8, 4, 2, 1)
-_FORK_SECONDS: Final = 30.0  # more than compiling takes
 
 
-def prepare(seconds: float = 0.0) -> bool:
-    """Begin to compile what a delta needs, in the background: it takes a second or two of a core.
+class Coding(Enum):
+    """How records are written; the value begins each delta, and every reader takes both."""
 
-    A caller that needs the code before that waits for the rest. The code is not kept on the disk:
-    pods may have no place to write to.
-
-    Args:
-        seconds: to wait for it.
-
-    Returns:
-        Whether it is there.
-
-    Raises:
-        DeltaError: numba is not installed or fails, or this process was forked from one that had
-            been compiling for long.
-    """
-    if importlib.util.find_spec("numba") is None:
-        raise DeltaError("deltas need numba, which is not installed; expected trainsync[worker]")
-    return _compiling().wait(max(0.0, seconds)) is not None
-
-
-class _Compiling:
-    """The kernel of this process and of those that it forks: it is compiled once, in a thread.
-
-    A process that is forked meanwhile could not do it: that thread has locks, of LLVM among others,
-    which no thread lets go in the child.
-    """
-
-    def __init__(self) -> None:
-        self._kernel: ModuleType | None = None
-        self._problem: BaseException | None = None
-        self._pid = os.getpid()
-        # Not a daemon: a process that ends meanwhile would tear LLVM down under it.
-        self._thread = threading.Thread(target=self._run, name="trainsync-delta-compile")
-        self._thread.start()
-
-    def wait(self, seconds: float | None = None) -> ModuleType | None:
-        """The kernel; None when it is not there after ``seconds``.
-
-        Raises:
-            DeltaError: see `prepare`.
-        """
-        if os.getpid() == self._pid and self._thread is not threading.current_thread():
-            self._thread.join(seconds)
-        if self._problem is not None:
-            found = f"{type(self._problem).__name__}: {self._problem}"
-            raise DeltaError(f"deltas need numba, which fails here: {found}") from self._problem
-        if self._kernel is None and os.getpid() != self._pid:
-            raise DeltaError(
-                "this process was forked while its parent compiled what deltas need; expected one "
-                "that is forked before or after that, or is started anew (spawn)"
-            )
-        return self._kernel
-
-    def _run(self) -> None:
-        try:
-            self._kernel = _import_kernel()
-        except BaseException as error:  # noqa: BLE001 - raised by `wait`
-            self._problem = error
-
-
-@functools.cache
-def _compiling() -> _Compiling:
-    return _Compiling()
-
-
-def _before_fork() -> None:
-    if _compiling.cache_info().currsize:
-        with suppress(DeltaError):  # raised where a delta is needed
-            _compiling().wait(_FORK_SECONDS)
-
-
-os.register_at_fork(before=_before_fork)
+    PAGES = b"tsd2"
+    COMPACT = b"tsd3"
 
 
 @dataclass(frozen=True)
@@ -148,17 +76,23 @@ def blocks(start: int, stop: int, itemsize: int) -> list[Block]:
     ]
 
 
-def encode_block(base: Bytes, new: Bytes, block: Block) -> Bytes | None:
+def encode_block(
+    base: Bytes, new: Bytes, block: Block, coding: Coding = Coding.PAGES
+) -> Bytes | None:
     """The record of one block, whose bytes are ``base`` and ``new``; None when nothing changed.
 
     ``base`` is changed to ``new``.
     """
-    kernel = _kernel()
+    loops = kernel()
     lines = base.size // _LINE_BYTES + 1
     masks, numbers = np.empty(lines, np.uint64), np.empty(lines, np.uint32)
-    found, count = kernel.find(base, new, block.width, masks, numbers)
+    found, count = loops.find(base, new, block.width, masks, numbers)
     if count == 0:
         return None
+    if coding is Coding.COMPACT:
+        head = _RECORD.pack(block.start, base.size, block.width, count)
+        codes = compact.encode(base, new, block.width, masks, numbers, found, count)
+        return np.concatenate((np.frombuffer(head, np.uint8), codes))
     pages = _pages(base.size // block.width)
     first = _RECORD.size
     middle, end = first + 4 * pages, first + 4 * pages + 2 * count
@@ -166,7 +100,7 @@ def encode_block(base: Bytes, new: Bytes, block: Block) -> Bytes | None:
     _RECORD.pack_into(record.data, 0, block.start, base.size, block.width, count)
     changes, places = record[first:middle].view("<u4"), record[middle:end].view("<u2")
     changes[:] = 0
-    kernel.take(
+    loops.take(
         base,
         new,
         block.width,
@@ -180,12 +114,12 @@ def encode_block(base: Bytes, new: Bytes, block: Block) -> Bytes | None:
     return record
 
 
-def join(records: Sequence[Bytes], total: int) -> Bytes:
-    """The delta of a target of ``total`` bytes out of its records."""
+def join(records: Sequence[Bytes], total: int, coding: Coding = Coding.PAGES) -> Bytes:
+    """The delta of a target of ``total`` bytes out of its records, which have this coding."""
     body = xxhash.xxh3_64()
     for record in records:
         body.update(record.data)
-    head = _HEADER.pack(_MAGIC, len(records), total, body.intdigest())
+    head = _HEADER.pack(coding.value, len(records), total, body.intdigest())
     return np.concatenate((np.frombuffer(head, dtype=np.uint8), *records))
 
 
@@ -196,6 +130,7 @@ class Record:
     block: Block
     values: int
     body: Bytes
+    coding: Coding = Coding.PAGES
 
 
 def split(delta: Bytes, total: int) -> list[Record]:
@@ -207,7 +142,8 @@ def split(delta: Bytes, total: int) -> list[Record]:
     if delta.size < _HEADER.size:
         raise DeltaError(f"a delta of {delta.size} bytes is shorter than its header")
     magic, count, of, checksum = _HEADER.unpack_from(delta.data)
-    if magic != _MAGIC or of != total:
+    coding = next((one for one in Coding if one.value == magic), None)
+    if coding is None or of != total:
         raise DeltaError(f"a delta for {of} bytes was expected to be one for {total} bytes")
     if xxhash.xxh3_64_intdigest(delta[_HEADER.size :].data) != checksum:
         raise DeltaError(f"a delta of {delta.size} bytes has another checksum than was sent")
@@ -222,11 +158,13 @@ def split(delta: Bytes, total: int) -> list[Record]:
         if start < free:
             raise DeltaError(f"a delta's block at {start} begins within the one before it")
         position, free = position + _RECORD.size, start + size
-        length = 4 * _pages(size // width) + (2 + width) * values
+        length = _body_bytes(delta[position:], coding, size // width, width, values)
+        if length is None:
+            raise DeltaError(f"a delta's record at {start} has parameters that no code has")
         if delta.size - position < length:
             raise DeltaError("a delta ends within a record")
         body = delta[position : position + length]
-        found.append(Record(Block(start, start + size, width), values, body))
+        found.append(Record(Block(start, start + size, width), values, body, coding))
         position += length
     if position != delta.size:
         raise DeltaError(f"a delta has {delta.size - position} bytes too many")
@@ -241,6 +179,13 @@ def apply_record(record: Record, target: Bytes) -> None:
     """
     block = record.block
     memory = target[block.start : block.stop]
+    if record.coding is Coding.COMPACT:
+        if not compact.apply(record.body, record.values, block.width, memory):
+            raise DeltaError(
+                f"a delta's record at {block.start} has other codes than for {record.values} "
+                "changes in its block"
+            )
+        return
     first = 4 * _pages(memory.size // block.width)
     middle = first + 2 * record.values
     changes = record.body[:first].copy().view("<u4")  # it may lie where no word does
@@ -250,11 +195,17 @@ def apply_record(record: Record, target: Bytes) -> None:
             f"a delta's record at {block.start} has {record.values} values for {count} changes"
         )
     places, values = record.body[first:middle], record.body[middle:]
-    if not _kernel().put(memory, block.width, changes, places, values):
+    if not kernel().put(memory, block.width, changes, places, values):
         raise DeltaError(f"a delta's record at {block.start} changes what lies beyond its block")
 
 
-def encode(base: Bytes, new: Bytes, parts: Iterable[Block], limit: int) -> Bytes | None:
+def encode(
+    base: Bytes,
+    new: Bytes,
+    parts: Iterable[Block],
+    limit: int,
+    coding: Coding = Coding.PAGES,
+) -> Bytes | None:
     """The delta from ``base`` to ``new``, and ``base`` becomes ``new``.
 
     Args:
@@ -266,10 +217,10 @@ def encode(base: Bytes, new: Bytes, parts: Iterable[Block], limit: int) -> Bytes
     room = limit
     for block in parts:
         part = slice(block.start, block.stop)
-        record = encode_block(base[part], new[part], block)
+        record = encode_block(base[part], new[part], block, coding)
         if record is not None and (room := room - record.size) >= 0:
             records.append(record)
-    return None if room < 0 else join(records, new.size)
+    return None if room < 0 else join(records, new.size, coding)
 
 
 def apply(delta: Bytes, target: Bytes) -> None:
@@ -285,22 +236,17 @@ def apply(delta: Bytes, target: Bytes) -> None:
         apply_record(record, target)
 
 
+def _body_bytes(rest: Bytes, coding: Coding, elements: int, width: int, values: int) -> int | None:
+    """Bytes of a record after its header, which begins ``rest``; None: it cannot be one."""
+    if coding is Coding.PAGES:
+        return 4 * _pages(elements) + (2 + width) * values
+    size = compact.PARAMETERS.size
+    if rest.size < size:
+        return size
+    codes = compact.length(rest[:size].data, width, values)
+    return None if codes is None else size + codes
+
+
 def _pages(elements: int) -> int:
     """How many pages a block of so many elements has."""
     return -(-elements // _PAGE)
-
-
-@functools.cache
-def _kernel() -> ModuleType:
-    """Compiled, which may have to be waited for."""
-    kernel = _compiling().wait()
-    if kernel is None:
-        raise RuntimeError("compiling ended without a kernel and without an error")
-    return kernel
-
-
-def _import_kernel() -> ModuleType:
-    """It is compiled when it is imported."""
-    from trainsync.weights.delta import kernel
-
-    return kernel

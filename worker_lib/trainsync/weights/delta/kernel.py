@@ -24,22 +24,22 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 PAGE_BITS: Final = 16
 """A page is 2 ** PAGE_BITS elements: a place in it takes two bytes."""
 
-_READ: Final = types.Array(types.uint8, 1, "C", readonly=True)
-_WRITE: Final = types.Array(types.uint8, 1, "C")
+READ: Final = types.Array(types.uint8, 1, "C", readonly=True)
+WRITE: Final = types.Array(types.uint8, 1, "C")
 _MASKS: Final = types.Array(types.uint64, 1, "C")
-_NUMBERS: Final = types.Array(types.uint32, 1, "C")
+NUMBERS: Final = types.Array(types.uint32, 1, "C")
 _PLACES: Final = types.Array(types.uint16, 1, "C")
 _FIRST_OF: Final = (0, ~0, 0x5555555555555555, 0, 0x1111111111111111, 0, 0, 0, 0x0101010101010101)
 _FIRSTS: Final = np.array([mask & (1 << 64) - 1 for mask in _FIRST_OF], dtype=np.uint64)
 
 
-def _compiled(*arguments: Any, result: Any) -> Callable[[_Function], _Function]:
+def compiled(*arguments: Any, result: Any) -> Callable[[_Function], _Function]:
     """Compile a function now, for these types alone."""
     decorate: Callable[[_Function], _Function] = njit(result(*arguments), nogil=True)
     return decorate
 
 
-@_compiled(types.uint64, types.int64, result=types.uint64)
+@compiled(types.uint64, types.int64, result=types.uint64)
 def _elements(differ: np.uint64, width: int) -> np.uint64:
     """Turn bits for bytes that differ into a bit for the first byte of every element that does."""
     if width >= 2:
@@ -52,7 +52,7 @@ def _elements(differ: np.uint64, width: int) -> np.uint64:
     return differ & firsts
 
 
-@_compiled(_READ, _READ, types.int64, _MASKS, _NUMBERS, result=types.UniTuple(types.int64, 2))
+@compiled(READ, READ, types.int64, _MASKS, NUMBERS, result=types.UniTuple(types.int64, 2))
 def find(base: Bytes, new: Bytes, width: int, masks: Masks, lines: Numbers) -> tuple[int, int]:
     """Which elements differ between ``base`` and ``new``, which are of one length.
 
@@ -85,14 +85,15 @@ def find(base: Bytes, new: Bytes, width: int, masks: Masks, lines: Numbers) -> t
     return found, total
 
 
-@_compiled(types.int64, result=types.int64)
-def _shift_of(width: int) -> int:
+@compiled(types.int64, result=types.int64)
+def shift_of(width: int) -> int:
     """The power of two that ``width`` is."""
     return lowest(np.uint64(width))  # type: ignore[no-any-return]
 
 
-@_compiled(_READ, types.int64, _WRITE, types.int64, types.int64, result=types.void)
-def _move(source: Bytes, at: int, target: Bytes, to: int, width: int) -> None:
+@compiled(READ, types.int64, WRITE, types.int64, types.int64, result=types.void)
+def move_word(source: Bytes, at: int, target: Bytes, to: int, width: int) -> None:
+    """Copy one word of 1, 2, 4 or 8 bytes."""
     if width == 2:
         move(source, at, target, to, 2)
     elif width == 4:
@@ -103,8 +104,8 @@ def _move(source: Bytes, at: int, target: Bytes, to: int, width: int) -> None:
         move(source, at, target, to, 1)
 
 
-@_compiled(
-    *(_WRITE, _READ, types.int64, _MASKS, _NUMBERS, types.int64, _NUMBERS, _PLACES, _WRITE),
+@compiled(
+    *(WRITE, READ, types.int64, _MASKS, NUMBERS, types.int64, NUMBERS, _PLACES, WRITE),
     result=types.void,
 )
 def take(
@@ -124,7 +125,7 @@ def take(
         changes: uint32, zeros, one for each page; get how many elements differ in it.
         places, values: uint16 and bytes; get each one's number in its page, and what is new.
     """
-    shift = _shift_of(width)
+    shift = shift_of(width)
     done = 0
     for number in range(found):
         mask = masks[number]
@@ -135,12 +136,12 @@ def take(
             element = at >> shift
             changes[element >> PAGE_BITS] += np.uint32(1)
             places[done] = element & ((1 << PAGE_BITS) - 1)
-            _move(new, at, values, done << shift, width)
-            _move(new, at, base, at, width)
+            move_word(new, at, values, done << shift, width)
+            move_word(new, at, base, at, width)
             done += 1
 
 
-@_compiled(_WRITE, types.int64, _NUMBERS, _READ, _READ, result=types.boolean)
+@compiled(WRITE, types.int64, NUMBERS, READ, READ, result=types.boolean)
 def put(target: Bytes, width: int, changes: Numbers, places: Bytes, values: Bytes) -> bool:
     """Change elements of ``target`` to what `take` wrote down.
 
@@ -151,7 +152,7 @@ def put(target: Bytes, width: int, changes: Numbers, places: Bytes, values: Byte
     Returns:
         Whether all of them lie in ``target``. If one does not, nothing was changed.
     """
-    shift = _shift_of(width)
+    shift = shift_of(width)
     size = target.size >> shift
     done = 0
     for page in range(changes.size):
@@ -165,6 +166,6 @@ def put(target: Bytes, width: int, changes: Numbers, places: Bytes, values: Byte
         first = page << PAGE_BITS
         for _ in range(changes[page]):
             element = first + load(places, 2 * done, 2)
-            _move(values, done << shift, target, element << shift, width)
+            move_word(values, done << shift, target, element << shift, width)
             done += 1
     return True

@@ -13,7 +13,8 @@ import xxhash
 from trainsync.failpoints import failpoint
 from trainsync.weights.buckets.layout import Bucket, plan_buckets
 from trainsync.weights.buckets.served import StagingSet
-from trainsync.weights.delta.codec import Segment, prepare
+from trainsync.weights.delta.codec import Segment
+from trainsync.weights.delta.compiling import prepare
 from trainsync.weights.delta.wire import receive_segments
 from trainsync.weights.errors import GroupFailedError, MemberLostError
 from trainsync.weights.transports.broadcast.deadlines import Deadlines

@@ -3,7 +3,8 @@
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from trainsync.weights.delta.codec import apply, prepare
+from trainsync.weights.delta.codec import apply
+from trainsync.weights.delta.compiling import prepare
 from trainsync.weights.errors import DeltaError, DigestMismatchError
 from trainsync.weights.transports.object_store.packing import Bytes, digest_of
 from trainsync.weights.versions import PartMeta

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainsync.weights.buckets.schema import Schema
-from trainsync.weights.delta.codec import blocks, encode_block, join, prepare
+from trainsync.weights.delta.codec import blocks, encode_block, join
+from trainsync.weights.delta.compiling import prepare
 from trainsync.weights.delta.switch import (
     MOST_OF_FULL,
     OFF_AFTER,

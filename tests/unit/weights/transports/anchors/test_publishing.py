@@ -1,0 +1,94 @@
+"""Publisher and reader over a store in memory; tests/store has them on a real server."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from obstore.store import MemoryStore
+from trainsync.storage.objects.bucket import Bucket
+from trainsync.weights.errors import SupersededTrainerError
+from trainsync.weights.synchronizer.counts import TransferKind
+from trainsync.weights.transports.anchors.index import INDEX, Owner
+from trainsync.weights.transports.anchors.publisher import AnchorPublisher
+from trainsync.weights.transports.anchors.reader import AnchorReader
+from trainsync.weights.transports.anchors.retention import Retention
+from trainsync.weights.transports.base import Weights
+
+from tests.store.publishing import Named, weights
+
+FIRST, SECOND = Owner("run-uid", 1, "aaaa"), Owner("run-uid", 2, "bbbb")
+
+
+@pytest.fixture
+def bucket() -> Bucket:
+    return Bucket(MemoryStore(), "memory")
+
+
+@pytest.fixture
+def explorer(bucket: Bucket) -> Iterator[AnchorReader]:
+    reader = AnchorReader(bucket)
+    yield reader
+    reader.close()
+
+
+def publish(trainer: AnchorPublisher, first: int, last: int, attempt: int = 1) -> None:
+    for version in range(first, last + 1):
+        trainer.publish(version, lambda v=version: weights(v, attempt), 60.0)  # type: ignore[misc]
+
+
+def take(explorer: AnchorReader) -> Weights:
+    row = explorer.newest()
+    assert row is not None
+    return explorer.fetch(row.weight_version, row.digest, 60.0)
+
+
+def same(taken: Weights, expected: Named) -> bool:
+    return all(torch.equal(taken.state_dict[name], tensor) for name, tensor in expected)
+
+
+def test_an_explorer_folds_what_it_missed_and_a_new_one_begins_at_an_anchor(
+    bucket: Bucket, explorer: AnchorReader
+) -> None:
+    trainer = AnchorPublisher(bucket, FIRST, anchor_every=3)
+    publish(trainer, 1, 1)
+    assert same(take(explorer), weights(1))
+    publish(trainer, 2, 6)
+    taken = take(explorer)
+    assert same(taken, weights(6))
+    assert list(taken.taken) == [TransferKind.DELTA]
+    fresh = AnchorReader(bucket)
+    assert same(take(fresh), weights(6))
+    fresh.close()
+    trainer.close()
+
+
+def test_a_later_attempt_takes_over_and_goes_back_behind_what_was_published(
+    bucket: Bucket, explorer: AnchorReader
+) -> None:
+    first = AnchorPublisher(bucket, FIRST)
+    publish(first, 1, 4)
+    take(explorer)
+    second = AnchorPublisher(bucket, SECOND)
+    publish(second, 3, 4, attempt=2)
+    assert [row.weight_version for row in second.index.versions] == [1, 2, 3, 4]
+    assert same(take(explorer), weights(4, attempt=2))
+    with pytest.raises(SupersededTrainerError, match="held by attempt 2"):
+        publish(first, 5, 5)
+    assert same(take(explorer), weights(4, attempt=2))
+    first.close()
+    second.close()
+
+
+def test_objects_of_versions_that_are_gone_are_removed_after_their_grace(bucket: Bucket) -> None:
+    now = [0.0]
+    rule = Retention(versions=1, seconds=0.0, grace_seconds=60.0)
+    trainer = AnchorPublisher(bucket, FIRST, retention=rule, anchor_every=1, clock=lambda: now[0])
+    publish(trainer, 1, 4)
+    before = {info.key for info in bucket.below("weights")}
+    assert len(before) > len({one.key for r in trainer.index.versions for one in r.objects}) + 1
+    now[0] = 61.0
+    publish(trainer, 5, 6)
+    trainer.close()
+    left = {info.key for info in bucket.below("weights")} - {INDEX}
+    assert left == trainer.index.keys
+    assert not any(key.rpartition("/")[2].startswith(("1-", "2-")) for key in left)
