@@ -34,6 +34,8 @@ from trainsync.checkpoint.save.part import (
 )
 from trainsync.checkpoint.save.permits import WritePermits
 from trainsync.checkpoint.save.pipeline import SavePipeline
+from trainsync.checkpoint.save.places.base import Place
+from trainsync.checkpoint.save.places.volume import VolumePlace
 from trainsync.checkpoint.save.registration import Participants, all_ranks
 from trainsync.checkpoint.save.stats import CheckpointStats
 from trainsync.checkpoint.save.threads import in_thread
@@ -157,7 +159,8 @@ class CheckpointCoordinator:
             permits=permits,
             memory=self._kept,
         )
-        self._saves = SavePipeline(monitor, self._run, rank, world_size, options, self.commits)
+        self._place: Place = VolumePlace(self._run, monitor.attempt, monitor.incarnation)
+        self._saves = SavePipeline(monitor, self._place, rank, world_size, options, self.commits)
         self._named = SavedNames(world_size)
         self._newest: int | None = None  # step of a checkpoint that was saved or registered here
         self._begun: tuple[int, set[str]] = (-1, set())  # step and parts of the last `save`
@@ -555,7 +558,7 @@ class CheckpointCoordinator:
         if participants is not None:
             self.commits.register_now(participants, deadline, stop)
         after = self.commits.times.unregistered
-        missing = MissingReport(self._run, self._monitor, kind, step, after)
+        missing = MissingReport(self._place, kind, step, after)
         return self.commits.commit(kind, step, deadline, stop, missing)
 
     def watch(self) -> SaveWatch:
