@@ -21,6 +21,7 @@ from trainsync.monitor.errors import (
     InvalidRequestError,
     NotReadyError,
     NoValidCheckpointError,
+    StorageUnavailableError,
 )
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.store.core import StoreCore
@@ -28,6 +29,7 @@ from trainsync.storage.digest import format_digest, new_hasher
 from trainsync.storage.errors import SecondWriterError
 from trainsync.storage.objects import commits, keys
 from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.errors import StoreUnavailableError
 from trainsync.storage.objects.live import names
 from trainsync.storage.objects.live.records import StoredRecords
 from trainsync.storage.objects.live.term import read_term
@@ -205,6 +207,28 @@ def test_what_was_complete_is_committed_before_the_next_attempt_begins() -> None
     assert not any("global_step_3" in key for key in run.shards()), "orphans are swept"
     owners = {names.parse_owner(key) for key in run.bucket.folders(names.SAVES)}
     assert owners <= {(1, "aaaaaaaa1")}
+
+
+def test_an_attempt_does_not_begin_while_what_is_complete_cannot_be_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run()
+    core, owner = run.monitor(0)
+    core.saves.register(owner, request(2, ONE))
+    run.write(owner, 2, ONE)
+
+    def refuse(*_: object) -> None:
+        raise StoreUnavailableError("it is away")
+
+    with monkeypatch.context() as away:
+        away.setattr(commits, "commit", refuse)
+        with pytest.raises(StorageUnavailableError, match="it is away"):
+            run.monitor(1)
+    term = read_term(run.bucket)
+    assert term is not None
+    assert term.attempt == 0
+    run.monitor(1)
+    assert run.steps() == [2]
 
 
 def test_the_monitor_of_an_attempt_that_is_over_is_fenced_for_good() -> None:

@@ -176,7 +176,7 @@ class StoreCore:
                 )
                 self._tenure.take(check)
                 self._worker.rebuild()
-                self._worker.act(self._clock())
+                self._worker.settle(self._clock())
                 self._holds = True
             begins = self._tenure.term.attempt != owner.attempt
             self._tenure.claim(owner.attempt, cluster, owner.incarnation)

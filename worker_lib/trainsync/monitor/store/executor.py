@@ -130,6 +130,16 @@ class StoreExecutor:
 
     # Work.
 
+    def settle(self, now: datetime) -> None:
+        """Commit what is complete before an attempt is superseded.
+
+        Raises:
+            StoreError: the store refused a commit; ask again.
+        """
+        while self._decide(now):
+            pass
+        self.act(now)
+
     def act(self, now: datetime) -> None:
         """Carry out decisions until none is left, then tidy. What the store refuses is kept for
         `health`, and done again with the next call."""
