@@ -85,6 +85,12 @@ def test_all_ranks_resume_from_the_same(ranks: Ranks) -> None:
     eventually(lambda: ranks.other.resume() == ranks.host.resume() is not None)
 
 
+def test_a_rank_is_told_of_its_attempts_own_commit_before_the_host_asks(ranks: Ranks) -> None:
+    save(ranks, 5, ranks.host)
+    assert ranks.host.save_status(CHECKPOINT, 5, 20).state is SaveState.COMMITTED
+    eventually(lambda: ranks.other.resume() == ranks.host.resume() is not None)
+
+
 def test_a_rank_of_an_attempt_that_is_over_is_fenced(ranks: Ranks) -> None:
     ranks.other.claim("local")
     assert next_attempt(ranks.run.bucket, "local") == 1

@@ -32,7 +32,7 @@ from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.store import origin
 from trainsync.monitor.store.core import StoreCore
 from trainsync.monitor.store.requests import registration_of
-from trainsync.storage.errors import StorageError
+from trainsync.storage.errors import StepGoneError, StorageError
 from trainsync.storage.layout import step_name
 from trainsync.storage.objects import commits
 from trainsync.storage.objects.bucket import Bucket
@@ -176,18 +176,19 @@ class StoreRankClient:
             NotReadyError: the host has not, for ten minutes.
         """
         end = time.monotonic() + _DECIDE_SECONDS
-        while (found := self._term().origin) is None:
+        while True:
+            found = self._term().origin
+            own = self._own_newest()
+            if own is not None:
+                return own
+            if found is not None:
+                break
             if time.monotonic() >= end:
                 raise errors.NotReadyError(
                     "the process that hosts the monitor has not asked what to resume from: it "
                     "calls resume, too"
                 )
             time.sleep(_POLL_SECONDS)
-        pointer = commits.read_pointer(self._bucket, SaveKind.CHECKPOINT)
-        if pointer is not None and pointer != found.step:
-            newest_there = commits.read_manifest(self._bucket, SaveKind.CHECKPOINT, pointer)
-            if newest_there.manifest.incarnation == self.incarnation:
-                return _point(pointer, newest_there.digest)
         if found.step is None or found.digest is None:
             return None
         return _point(found.step, found.digest)
@@ -223,6 +224,18 @@ class StoreRankClient:
                 f"run is at attempt {term.attempt}"
             )
         return term
+
+    def _own_newest(self) -> ResumePoint | None:
+        """The newest checkpoint, if this attempt has committed it."""
+        step = commits.read_pointer(self._bucket, SaveKind.CHECKPOINT)
+        if step is None:
+            return None
+        try:
+            newest_there = commits.read_manifest(self._bucket, SaveKind.CHECKPOINT, step)
+        except StepGoneError:
+            return None  # the host is about to repair the pointer
+        is_own = newest_there.manifest.incarnation == self.incarnation
+        return _point(step, newest_there.digest) if is_own else None
 
     def _records(self, kind: SaveKind, step: int) -> StoredRecords:
         return StoredRecords(self._bucket, self.attempt, self.incarnation, kind, step)
