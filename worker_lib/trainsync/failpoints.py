@@ -17,6 +17,7 @@ STAGE: Final = "stage"
 SERVER: Final = "server"
 AGENT: Final = "agent"
 STORE: Final = "store"
+LIVE: Final = "live"
 COPY: Final = "copy"
 MEMORY: Final = "memory"
 PUBLISH: Final = "publish"
@@ -88,6 +89,14 @@ POINTS: Final = {
         "uploaded",  # all are, and the manifest is about to be put
         "manifest",
         "pointer",
+    ),
+    LIVE: (
+        "shard",  # an object of a part is in the store; once for each
+        "receipt",  # the receipt is, too
+        "term",  # before the term is replaced, by a claim or an intent
+        "intent",  # the term says what is about to be committed
+        "outcome",  # before the end of a save is recorded
+        "removing",  # before a step is removed
     ),
     COPY: (
         "staged",  # a file's bytes are on the volume; once for each

@@ -18,6 +18,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import SaveTimeoutError
 from trainsync.checkpoint.save import part_writer
 from trainsync.checkpoint.save.files import stream
+from trainsync.checkpoint.save.places import volume
 from trainsync.storage import atomic
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import check_manifest, committed_steps, read_manifest
@@ -232,7 +233,7 @@ def arm_kill(where: str) -> None:
     elif where == "before the rename":
         Path.replace = kill  # type: ignore[method-assign]
     elif where == "before the receipt":
-        part_writer.receipts.write_receipt = kill  # type: ignore[assignment]
+        volume.receipts.write_receipt = kill  # type: ignore[assignment]
     elif where == "in the receipt":
 
         def torn(path: Path, data: bytes) -> Path:

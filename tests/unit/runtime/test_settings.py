@@ -161,3 +161,35 @@ def test_half_an_environment_is_not_taken_for_a_local_run() -> None:
 def test_a_local_run_is_joined_with_both_or_neither(name: str) -> None:
     with pytest.raises(SettingsError, match="come together"):
         read_settings({name: "12345678"})
+
+
+@pytest.mark.parametrize("by_argument", [True, False])
+def test_a_local_runs_checkpoints_may_be_in_a_store(by_argument: bool) -> None:
+    url = "s3://bucket/runs/a"
+    environ = {} if by_argument else {"TRAINSYNC_CHECKPOINT_DIR": f"{url}/"}
+    settings = read_settings(environ, url if by_argument else None)
+    assert (settings.run, settings.store) == ("a", url)
+    assert settings.environment()["TRAINSYNC_CHECKPOINT_DIR"] == url
+    assert read_settings(settings.environment()) == settings
+    other = read_settings({"TRAINSYNC_CHECKPOINT_DIR": "s3://bucket/runs/b"})
+    assert settings.directory != other.directory, "processes of two runs are not kept apart"
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        ({"TRAINSYNC_CHECKPOINT_MEMORY": "1Gi"}, "MEMORY is set"),
+        ({"TRAINSYNC_SYNC_METHOD": "checkpoint"}, "explorers read a volume"),
+        ({"TRAINSYNC_CHECKPOINT_DIR": "ftp://bucket/a"}, "no store is opened by ftp://"),
+        ({"TRAINSYNC_CHECKPOINT_DIR": "s3://key:word@bucket/a"}, "credentials are refused"),
+    ],
+)
+def test_what_a_store_cannot_do_is_refused(more: dict[str, str], match: str) -> None:
+    with pytest.raises(SettingsError, match=match) as refused:
+        read_settings({"TRAINSYNC_CHECKPOINT_DIR": "s3://bucket/runs/a"} | more)
+    assert "word" not in str(refused.value)
+
+
+def test_a_training_runs_checkpoints_are_on_its_volume() -> None:
+    with pytest.raises(SettingsError, match="expected a directory on the volume"):
+        read_settings(CLUSTER | {"TRAINSYNC_CHECKPOINT_DIR": "s3://bucket/runs/a"})

@@ -13,6 +13,7 @@ import torch
 from trainsync.api.protocol import SaveKind, SaveStatus
 from trainsync.api.spec import SAVE_DEADLINE_SECONDS, SyncMethod
 from trainsync.checkpoint.data_cursor import HasState, data_cursor_file
+from trainsync.checkpoint.errors import UnsupportedPlaceError
 from trainsync.checkpoint.load.resume import report_damage
 from trainsync.checkpoint.memory.kept import KeptShards
 from trainsync.checkpoint.memory.place import MemoryPlace
@@ -34,6 +35,7 @@ from trainsync.checkpoint.save.part import (
 )
 from trainsync.checkpoint.save.permits import WritePermits
 from trainsync.checkpoint.save.pipeline import SavePipeline
+from trainsync.checkpoint.save.places.opening import is_store, open_place
 from trainsync.checkpoint.save.registration import Participants, all_ranks
 from trainsync.checkpoint.save.stats import CheckpointStats
 from trainsync.checkpoint.save.threads import in_thread
@@ -84,7 +86,8 @@ class CheckpointCoordinator:
 
     Args:
         monitor: made for this process's attempt and incarnation.
-        directory: the run's directory; None: that of a `CheckpointMonitor`.
+        directory: the run's directory, or the URL of its store (``s3://bucket/prefix``), whose
+            credentials are the environment's; None: the directory of a `CheckpointMonitor`.
         staging_slots: saves that may be staged at once.
         staging_timeout: seconds that one more waits at most.
         when_full: whether one more waits, or is skipped. A save that any rank skips is aborted for
@@ -138,12 +141,17 @@ class CheckpointCoordinator:
         self.component_prefix = component_prefix
         self.sync_method = sync_method
         self._monitor = monitor
-        self._run = RunDirectory(Path(directory))
+        if is_store(directory) and memory is not None:
+            raise UnsupportedPlaceError(
+                f"shards of a run whose checkpoints are in {directory} are not kept in memory"
+            )
+        self._where = directory
+        self._run = None if is_store(directory) else RunDirectory(Path(directory))
         self._overlapped = overlapped
         self._lost_after = save_timeout + LATER_SECONDS
         self._kept = (
             None
-            if memory is None
+            if memory is None or self._run is None
             else KeptShards(memory, self._run, monitor.attempt, monitor.incarnation)
         )
         self.commits: Final = self._new_watch(times, None)
@@ -157,7 +165,8 @@ class CheckpointCoordinator:
             permits=permits,
             memory=self._kept,
         )
-        self._saves = SavePipeline(monitor, self._run, rank, world_size, options, self.commits)
+        self._place = open_place(directory, monitor.attempt, monitor.incarnation)
+        self._saves = SavePipeline(monitor, self._place, rank, world_size, options, self.commits)
         self._named = SavedNames(world_size)
         self._newest: int | None = None  # step of a checkpoint that was saved or registered here
         self._begun: tuple[int, set[str]] = (-1, set())  # step and parts of the last `save`
@@ -172,7 +181,16 @@ class CheckpointCoordinator:
 
     @property
     def directory(self) -> Path:
-        """The run's directory."""
+        """The run's directory.
+
+        Raises:
+            UnsupportedPlaceError: the run's checkpoints are in a store.
+        """
+        if self._run is None:
+            raise UnsupportedPlaceError(
+                f"the run's checkpoints are in {self._where}, and it has no directory: this needs "
+                "a run on a volume"
+            )
         return self._run.root
 
     @property
@@ -555,7 +573,7 @@ class CheckpointCoordinator:
         if participants is not None:
             self.commits.register_now(participants, deadline, stop)
         after = self.commits.times.unregistered
-        missing = MissingReport(self._run, self._monitor, kind, step, after)
+        missing = MissingReport(self._place, kind, step, after)
         return self.commits.commit(kind, step, deadline, stop, missing)
 
     def watch(self) -> SaveWatch:

@@ -32,6 +32,10 @@ def aborted_error(message: str, cause: str) -> SaveAbortedError:
     return SaveSkippedError(message) if is_skip(cause) else SaveAbortedError(message)
 
 
+class UnsupportedPlaceError(CheckpointError):
+    """What is asked for needs a volume, and the run's checkpoints are in a store."""
+
+
 class NotRegisteredError(CheckpointError):
     """A save is not registered, or the registration of a committed one did not name this part."""
 

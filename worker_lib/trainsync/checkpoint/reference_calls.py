@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainsync.api.protocol import SaveKind
-from trainsync.checkpoint.errors import CheckpointError
+from trainsync.checkpoint.errors import CheckpointError, UnsupportedPlaceError
 from trainsync.checkpoint.save.part import SaveFunction, State
 from trainsync.checkpoint.save.registration import all_ranks
 from trainsync.checkpoint.shard_names import parse_shard_file_name
@@ -43,7 +43,7 @@ def name_first(
 
 def taking_a_directory(
     save_fn: SaveFunction | PlainFunction | State,
-    run: RunDirectory,
+    run: RunDirectory | None,
     step: int,
     kind: SaveKind,
     subdir: str,
@@ -54,12 +54,23 @@ def taking_a_directory(
 
     It writes where the reference does, into ``global_step_N/<subdir>``: there its files named
     ``…_world_size_W_rank_R.pt`` of this rank, which no other rank writes, are this part's.
+
+    Args:
+        run: None: its checkpoints are in a store.
+
+    Raises:
+        UnsupportedPlaceError: a function without arguments, and no directory.
     """
     if isinstance(save_fn, Mapping):
         return save_fn
     act: Callable[..., object] = save_fn
     if not _takes_nothing(act):
         return act
+    if run is None:
+        raise UnsupportedPlaceError(
+            "save_fn takes no argument, and would write into the run's directory, which a run "
+            "whose checkpoints are in a store has not; expected save_fn(directory), or a state"
+        )
 
     def write(directory: Path) -> None:
         place = run.step(step) / subdir

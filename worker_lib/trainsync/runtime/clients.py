@@ -3,7 +3,7 @@
 import os
 import socket
 from collections.abc import Collection, Mapping
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from trainsync.api import env
 from trainsync.api.spec import SaveStrategy
@@ -17,7 +17,11 @@ from trainsync.runtime.settings import RunSettings
 from trainsync.storage.errors import LockTimeoutError
 from trainsync.storage.hosting import Hosting
 from trainsync.storage.layout import RunDirectory
+from trainsync.storage.objects.opening import open_store
 from trainsync.storage.saves.claims import next_attempt
+
+if TYPE_CHECKING:
+    from trainsync.monitor.commit.core import CoreSettings
 
 
 @runtime_checkable
@@ -44,6 +48,8 @@ def open_client(settings: RunSettings, *, hosting: bool) -> MonitorClient:
             incarnation=settings.incarnation,
             token_file=settings.token_file,
         )
+    if settings.store is not None:
+        return _open_in_store(settings, settings.store, hosting=hosting)
     if not hosting:
         return DiskMonitorClient(
             settings.directory,
@@ -54,18 +60,43 @@ def open_client(settings: RunSettings, *, hosting: bool) -> MonitorClient:
         )
     # Here, and not above: joining processes do without the monitor's half.
     from trainsync.monitor.client.local import LocalMonitorClient
-    from trainsync.monitor.commit.core import CoreSettings
 
     return LocalMonitorClient(
         settings.directory,
         attempt=settings.attempt,
         incarnation=settings.incarnation,
-        settings=CoreSettings(
+        settings=_core_settings(settings),
+    )
+
+
+def _open_in_store(settings: RunSettings, store: str, *, hosting: bool) -> MonitorClient:
+    from trainsync.monitor.client.store import StoreMonitorClient, StoreRankClient
+
+    assert settings.attempt is not None and settings.incarnation is not None
+    bucket = open_store(store)
+    if not hosting:
+        return StoreRankClient(
+            bucket,
+            attempt=settings.attempt,
+            incarnation=settings.incarnation,
             run_uid=settings.uid,
-            max_to_keep=settings.checkpoint.max_to_keep,
-            verify=settings.checkpoint.verify,
-            save_deadline_seconds=settings.checkpoint.save_timeout,
-        ),
+        )
+    return StoreMonitorClient(
+        bucket,
+        attempt=settings.attempt,
+        incarnation=settings.incarnation,
+        settings=_core_settings(settings),
+    )
+
+
+def _core_settings(settings: RunSettings) -> "CoreSettings":
+    from trainsync.monitor.commit.core import CoreSettings
+
+    return CoreSettings(
+        run_uid=settings.uid,
+        max_to_keep=settings.checkpoint.max_to_keep,
+        verify=settings.checkpoint.verify,
+        save_deadline_seconds=settings.checkpoint.save_timeout,
     )
 
 
@@ -98,11 +129,19 @@ def host(settings: RunSettings) -> Hosting:
         return Hosting(RunDirectory(settings.directory))
     except LockTimeoutError as error:
         raise ClaimRefusedError(
-            f"the run in {settings.directory} is at work, and a second start is refused: stop the "
-            f"other process first, or use another directory ({error})"
+            f"the run in {settings.store or settings.directory} is at work, and a second start is "
+            f"refused: stop the other process first, or use another directory ({error})"
         ) from None
 
 
 def next_local_attempt(settings: RunSettings) -> int:
-    """One after the last attempt that was claimed in the run's directory."""
+    """One after the last attempt that was claimed in the run's directory, or in its store.
+
+    Raises:
+        MonitorError: the store cannot be read.
+    """
+    if settings.store is not None:
+        from trainsync.monitor.client.store import next_attempt as next_in_store
+
+        return next_in_store(open_store(settings.store), settings.uid)
     return next_attempt(RunDirectory(settings.directory), settings.uid)

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trainsync.api.protocol import LoadReport, ResumePoint
 from trainsync.api.status import ServerWeights
-from trainsync.checkpoint.load.resume import Resume, open_resume, report_damage, report_load
+from trainsync.checkpoint.load.resume import (
+    Resume,
+    open_resume,
+    open_stored_resume,
+    report_damage,
+    report_load,
+)
 from trainsync.checkpoint.save import ending
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.client.sender import SenderStats
@@ -86,6 +92,8 @@ class RunContext(RunDescription):
           ``init_process_group``; rank 0 claims for all.
         - No ``TRAINSYNC_MONITOR_URL``: a local run in ``TRAINSYNC_CHECKPOINT_DIR``, else in
           ``directory``, else in ``./trainsync-run``; its attempt is one after the last claimed.
+          Either may be the URL of a store, ``s3://bucket/prefix``: then no volume is needed, and
+          credentials are the environment's.
           On Kubernetes the TrainingRun names the directory, and ``directory`` is not used.
 
         Raises:
@@ -96,7 +104,7 @@ class RunContext(RunDescription):
             MonitorError: the monitor cannot be reached, or refuses.
         """
         environ = os.environ if environ is None else environ
-        settings = read_settings(environ, None if directory is None else Path(directory))
+        settings = read_settings(environ, directory)
         if settings.incarnation is not None:
             return cls(settings)
         made: list[RunContext] = []
@@ -277,10 +285,13 @@ class RunContext(RunDescription):
 
     def _open(self, point: ResumePoint) -> Resume:
         # A bound method, not a closure: a Resume is sent to other ranks.
+        damaged = partial(self._report_damage, point)
+        if self._settings.store is not None:
+            return open_stored_resume(self._settings.store, point, damaged, self._report_load)
         return open_resume(
             self.directory,
             point,
-            partial(self._report_damage, point),
+            damaged,
             self._settings.memory_place,
             self._report_load,
         )
@@ -321,10 +332,12 @@ class RunContext(RunDescription):
             here, ranks = spmd.rank_and_world_size(os.environ, alone=self._claimed_here)
             rank = here if rank is None else rank
             world_size = ranks if world_size is None else world_size
-        open_to_group(RunDirectory(self.directory))
+        store = self._settings.store
+        if store is None:
+            open_to_group(RunDirectory(self.directory))
         made = CheckpointCoordinator(
             self.monitor,
-            self.directory,
+            self.directory if store is None else store,
             rank=rank,
             world_size=world_size,
             when_full=when_full,

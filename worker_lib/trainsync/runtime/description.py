@@ -45,7 +45,15 @@ class RunDescription:
 
     @property
     def directory(self) -> Path:
-        """The run's directory."""
+        """The run's directory.
+
+        Raises:
+            JoinError: its checkpoints are in a store.
+        """
+        if self._settings.store is not None:
+            raise JoinError(
+                f"the run's checkpoints are in {self._settings.store}, and it has no directory"
+            )
         return self._settings.directory
 
     @property

@@ -1,11 +1,14 @@
 """The run, as the environment describes it (`trainsync.api.env`); pure.
 
-Without ``TRAINSYNC_MONITOR_URL`` the run is local: a directory, and a monitor in the process that
-claims the attempt.
+Without ``TRAINSYNC_MONITOR_URL`` the run is local: a directory or a store, and a monitor in the
+process that claims the attempt.
 """
 
 import difflib
+import hashlib
 import logging
+import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -26,6 +29,8 @@ from trainsync.api.spec import (
 from trainsync.checkpoint.memory.place import DEFAULT_MEMORY, MemoryPlace
 from trainsync.runtime.errors import SettingsError
 from trainsync.runtime.servers import InferenceServers, read_servers, write_servers
+from trainsync.storage.objects.address import is_url, parse
+from trainsync.storage.objects.errors import StoreUrlError
 from trainsync.storage.saves.claims import LOCAL_UID
 from trainsync.weights.pacing.policy import SyncPolicy
 
@@ -108,12 +113,15 @@ class RunSettings:
     attempt: int | None
     incarnation: str | None
     directory: Path
+    """Of a run in a store: where processes of this machine keep each other off."""
     monitor_url: str | None
     token_file: Path | None
     checkpoint: CheckpointSettings
     sync: SyncSettings
     trainer_cluster: str | None = None
     servers: tuple[InferenceServers, ...] = ()
+    store: str | None = None
+    """URL of the store that checkpoints are in; None: they are in ``directory``."""
 
     @property
     def is_apart(self) -> bool:
@@ -139,7 +147,7 @@ class RunSettings:
             env.RUN_NAME: self.run,
             env.ATTEMPT: self.attempt,
             env.INCARNATION: self.incarnation,
-            env.CHECKPOINT_DIR: self.directory,
+            env.CHECKPOINT_DIR: self.store or self.directory,
             env.CHECKPOINT_INTERVAL: self.checkpoint.interval,
             env.CHECKPOINT_MAX_TO_KEEP: self.checkpoint.max_to_keep,
             env.CHECKPOINT_SAVE_STRATEGY: self.checkpoint.save_strategy.value,
@@ -170,12 +178,12 @@ class RunSettings:
         return {name: str(value) for name, value in values.items() if value is not None}
 
 
-def read_settings(environ: Mapping[str, str], directory: Path | None = None) -> RunSettings:
+def read_settings(environ: Mapping[str, str], directory: str | Path | None = None) -> RunSettings:
     """The settings that ``environ`` holds.
 
     Args:
-        directory: of a local run that ``TRAINSYNC_CHECKPOINT_DIR`` does not name; then
-            ``./trainsync-run``.
+        directory: of a local run that ``TRAINSYNC_CHECKPOINT_DIR`` does not name, or the URL of
+            its store; then ``./trainsync-run``.
 
     Raises:
         SettingsError: a variable is missing, cannot be read, or seems to be misspelt.
@@ -194,7 +202,7 @@ def read_settings(environ: Mapping[str, str], directory: Path | None = None) -> 
             "TrainingRun, or none of them for a local run"
         )
     named = environ.get(env.CHECKPOINT_DIR)
-    place = Path(named) if named else directory or Path(DEFAULT_LOCAL_DIRECTORY)
+    place, store = _place(named or directory or DEFAULT_LOCAL_DIRECTORY)
     attempt = _number(environ, env.ATTEMPT, least=0)
     incarnation = environ.get(env.INCARNATION)
     if (attempt is None) != (incarnation is None):
@@ -202,8 +210,12 @@ def read_settings(environ: Mapping[str, str], directory: Path | None = None) -> 
             f"{env.ATTEMPT} and {env.INCARNATION} come together in a local run, as "
             "RunContext.env() gives them"
         )
+    checkpoint, sync = _checkpoint(environ), _sync(environ)
+    if store is not None:
+        _check_for_store(store, checkpoint, sync)
     return RunSettings(
-        run=environ.get(env.RUN_NAME) or place.absolute().name,
+        run=environ.get(env.RUN_NAME)
+        or (store or str(place.absolute())).rstrip("/").rpartition("/")[2],
         namespace=None,
         uid=LOCAL_UID,
         cluster=LOCAL_CLUSTER,
@@ -212,10 +224,36 @@ def read_settings(environ: Mapping[str, str], directory: Path | None = None) -> 
         directory=place.absolute(),
         monitor_url=None,
         token_file=None,
-        checkpoint=_checkpoint(environ),
-        sync=_sync(environ),
+        checkpoint=checkpoint,
+        sync=sync,
         servers=read_servers(environ),
+        store=store,
     )
+
+
+def _place(where: str | Path) -> tuple[Path, str | None]:
+    """A run's directory, and the URL of its store if ``where`` is one. Raises `SettingsError`."""
+    if not is_url(text := str(where)):
+        return Path(where), None
+    try:
+        url = str(parse(text))
+    except StoreUrlError as error:
+        raise SettingsError(str(error)) from error
+    key = hashlib.sha256(url.encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"trainsync-{os.geteuid()}" / f"run-{key}", url
+
+
+def _check_for_store(store: str, checkpoint: CheckpointSettings, sync: SyncSettings) -> None:
+    if checkpoint.memory is not None:
+        raise SettingsError(
+            f"{env.CHECKPOINT_MEMORY} is set, and the run's checkpoints are in {store}; it is for "
+            "runs on a volume"
+        )
+    if sync.method is SyncMethod.CHECKPOINT:
+        raise SettingsError(
+            f"{env.SYNC_METHOD} is {sync.method.value!r}, whose explorers read a volume, and the "
+            f"run's checkpoints are in {store}; expected 'memory' or 'nccl'"
+        )
 
 
 def misspelt(environ: Mapping[str, str]) -> Iterator[str]:
@@ -247,7 +285,7 @@ def _cluster(environ: Mapping[str, str]) -> RunSettings:
         cluster=_required(environ, env.CLUSTER),
         attempt=attempt,
         incarnation=environ.get(env.INCARNATION),
-        directory=Path(_required(environ, env.CHECKPOINT_DIR)),
+        directory=_directory(_required(environ, env.CHECKPOINT_DIR)),
         monitor_url=_required(environ, env.MONITOR_URL),
         token_file=Path(token) if token else None,
         checkpoint=_checkpoint(environ),
@@ -255,6 +293,15 @@ def _cluster(environ: Mapping[str, str]) -> RunSettings:
         trainer_cluster=environ.get(env.TRAINER_CLUSTER),
         servers=read_servers(environ),
     )
+
+
+def _directory(text: str) -> Path:
+    if is_url(text):
+        raise SettingsError(
+            f"{env.CHECKPOINT_DIR} is the URL of a store, which is for local runs: expected a "
+            "directory on the volume of the TrainingRun"
+        )
+    return Path(text)
 
 
 def _checkpoint(environ: Mapping[str, str]) -> CheckpointSettings:

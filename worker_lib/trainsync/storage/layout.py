@@ -180,11 +180,11 @@ class SaveDirectory:
 
     def receipt(self, component: str, rank: int) -> Path:
         """Written by the participant when the bytes of its files are durable."""
-        return self.receipts / f"{_participant(component, rank)}{RECEIPT_SUFFIX}"
+        return self.receipts / f"{participant_name(component, rank)}{RECEIPT_SUFFIX}"
 
     def failure(self, component: str, rank: int) -> Path:
         """Written by the participant when it could not save."""
-        return self.receipts / f"{_participant(component, rank)}{FAILURE_SUFFIX}"
+        return self.receipts / f"{participant_name(component, rank)}{FAILURE_SUFFIX}"
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,8 @@ def _save_directory(
     return SaveDirectory(run.owner(attempt, incarnation) / kind.value / step_name(step))
 
 
-def _participant(component: str, rank: int) -> str:
+def participant_name(component: str, rank: int) -> str:
+    """``component.rank``, for names of records. Raises `UnsafePathError`: it can be no name."""
     if rank < 0 or not _COMPONENT.match(component):
         raise UnsafePathError(
             f"participant {component!r} of rank {rank}: expected [a-z0-9_]{{1,64}} and a rank ≥ 0"

@@ -109,8 +109,8 @@ def test_a_volume_that_cannot_be_read_either_does_not_keep_the_monitor_from_the_
     def stale(*_: object) -> None:
         raise OSError(errno.ESTALE, "Stale file handle")
 
-    monkeypatch.setattr("trainsync.checkpoint.save.part_writer.receipts.read_outcome", stale)
-    monkeypatch.setattr("trainsync.checkpoint.save.part_writer.receipts.write_failure", stale)
+    monkeypatch.setattr("trainsync.checkpoint.save.places.volume.receipts.read_outcome", stale)
+    monkeypatch.setattr("trainsync.checkpoint.save.places.volume.receipts.write_failure", stale)
     with pytest.raises(SaveFailedError, match="Stale file handle"):
         coordinator.save_sync("model", {"w": torch.ones(1)}, 1)
     monkeypatch.undo()

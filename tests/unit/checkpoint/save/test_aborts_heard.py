@@ -11,8 +11,8 @@ import torch
 from trainsync.api.protocol import ParticipantRef, SaveKind, SaveRequest, SaveState
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import SaveAbortedError, SaveFailedError
-from trainsync.checkpoint.save import outcome_files
 from trainsync.checkpoint.save.outcome_files import OutcomeFiles
+from trainsync.checkpoint.save.places.volume import VolumePlace, VolumeRecords
 from trainsync.checkpoint.save.registration import all_ranks
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
@@ -49,6 +49,10 @@ def heard(coordinator: CheckpointCoordinator, match: str) -> None:
         return False
 
     eventually(is_raised)
+
+
+def records(root: Path) -> VolumeRecords:
+    return VolumePlace(RunDirectory(root), 0, INCARNATION).save(CHECKPOINT, 1)
 
 
 class Job:
@@ -151,7 +155,7 @@ def test_an_abort_is_heard_without_being_asked_for(tmp_path: Path) -> None:
     watch = OutcomeFiles(lambda *abort: heard.append(abort), lost_after=60)
     save = RunDirectory(tmp_path).save(0, INCARNATION, CHECKPOINT, 1)
     receipts.write_outcome(save, SaveOutcome(kind=CHECKPOINT, step=1, error="late"))
-    watch.add(CHECKPOINT, 1, save)
+    watch.add(CHECKPOINT, 1, VolumeRecords(save))
     eventually(lambda: not watch.busy)  # the watch is idle after the end of every save
     assert heard == [(CHECKPOINT, 1, "late")]
 
@@ -161,7 +165,7 @@ def test_a_commit_is_no_abort(tmp_path: Path) -> None:
     watch = OutcomeFiles(lambda *abort: heard.append(abort), lost_after=60)
     save = RunDirectory(tmp_path).save(0, INCARNATION, CHECKPOINT, 1)
     receipts.write_registration(save, REGISTRATION)
-    watch.add(CHECKPOINT, 1, save)
+    watch.add(CHECKPOINT, 1, VolumeRecords(save))
     watch.look(20)
     assert watch.busy
     receipts.write_outcome(save, SaveOutcome(kind=CHECKPOINT, step=1, manifest_digest="sha256:"))
@@ -171,7 +175,7 @@ def test_a_commit_is_no_abort(tmp_path: Path) -> None:
 
 def test_a_save_whose_directory_is_gone_is_not_waited_for(tmp_path: Path) -> None:
     watch = OutcomeFiles(lambda *abort: None, lost_after=60)
-    watch.add(CHECKPOINT, 1, RunDirectory(tmp_path).save(0, INCARNATION, CHECKPOINT, 1))
+    watch.add(CHECKPOINT, 1, records(tmp_path))
     watch.look(20)
     assert not watch.busy
 
@@ -185,9 +189,9 @@ def test_a_hung_volume_does_not_block_the_watch(
         begun.set()
         assert answers.wait(60)
 
-    monkeypatch.setattr(outcome_files.receipts, "read_outcome", hang)
+    monkeypatch.setattr(receipts, "read_outcome", hang)
     watch = OutcomeFiles(lambda *abort: None, lost_after=60)
-    watch.add(CHECKPOINT, 1, RunDirectory(tmp_path).save(0, INCARNATION, CHECKPOINT, 1))
+    watch.add(CHECKPOINT, 1, records(tmp_path))
     watch.look(0.01)
     assert begun.wait(20)
     watch.look(60)  # returns at once: it would wait for the one that hangs

@@ -27,6 +27,7 @@ from trainsync.checkpoint.load.reshard.read import ComponentRead
 from trainsync.checkpoint.load.reshard.shard_files import Component, find_component
 from trainsync.checkpoint.load.resume import Resume, require_resume
 from trainsync.checkpoint.load.state import Combine, StateLoad
+from trainsync.checkpoint.load.stored import FileSources, StoredSources
 from trainsync.checkpoint.load.verify import Need, assign, verify, verify_all
 from trainsync.checkpoint.memory.lookup import Sources
 from trainsync.checkpoint.shard_names import shard_file_name
@@ -50,7 +51,7 @@ class Loaded:
         extra: the ``extra`` of ``training_state``: this rank's; rank 0's where another number of
             ranks saved.
         memory_bytes, volume_bytes: of the files that this rank read from memory (see
-            ``checkpoint.memory``), and from the volume.
+            ``checkpoint.memory``), and from the volume or the store.
     """
 
     step: int
@@ -104,7 +105,7 @@ def load_sharded(
     require_resume(resume, "load_sharded")
     began = time.monotonic()
     ranks = open_agreement("load", timeout, LoadFailedError, LoadPeerLostError)
-    with Sources(resume) as sources:
+    with _sources(resume) as sources:
         load = _RankLoad(resume, subdir, ranks, sources)
 
         def plan() -> str:
@@ -140,10 +141,14 @@ def load_sharded(
     return loaded
 
 
+def _sources(resume: Resume) -> FileSources:
+    return Sources(resume) if resume.store is None else StoredSources(resume, resume.store)
+
+
 class _RankLoad:
     """One rank's part of a load, phase by phase."""
 
-    def __init__(self, resume: Resume, subdir: str, ranks: Agreement, sources: Sources) -> None:
+    def __init__(self, resume: Resume, subdir: str, ranks: Agreement, sources: FileSources) -> None:
         self._resume = resume
         self._sources = sources
         self._subdir = subdir
@@ -263,7 +268,7 @@ def load_shard(resume: Resume, path: str, map_location: str | torch.device = "cp
     """
     require_resume(resume, "load_shard")
     resume.entry(path)  # raises when it was not saved
-    with Sources(resume) as sources:
+    with _sources(resume) as sources:
         if not sources.in_memory(path):
             verify(resume, path)
         return torch.load(sources.path(path), map_location=map_location, weights_only=True)

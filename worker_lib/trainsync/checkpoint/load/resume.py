@@ -13,11 +13,15 @@ from typing import Any, Final
 from trainsync.api.protocol import DamageReport, LoadReport, ResumePoint, SaveKind
 from trainsync.checkpoint.data_cursor import DATA_CURSOR_FILE
 from trainsync.checkpoint.errors import CorruptCheckpointError
+from trainsync.checkpoint.load.stored import StoredFiles
 from trainsync.checkpoint.memory.place import MemoryPlace
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.errors import MonitorError
-from trainsync.storage.errors import StorageError
+from trainsync.storage.errors import DamagedFileError, StepGoneError, StorageError
 from trainsync.storage.layout import RunDirectory
+from trainsync.storage.objects import commits, inspecting
+from trainsync.storage.objects.errors import StoreUnavailableError
+from trainsync.storage.objects.opening import open_store
 from trainsync.storage.saves.manifest import (
     Manifest,
     check_file,
@@ -36,7 +40,8 @@ class Resume:
 
     ``report`` tells the run's monitor that a file differs from the manifest, and returns whether
     it could; ``report_load`` tells it of a load. A copy in another process has them, too.
-    ``memory``: where shard files may lie, too.
+    ``memory``: where shard files may lie, too. ``store``: where the files are of a run without a
+    volume; ``path`` is then for messages alone.
     """
 
     step: int
@@ -47,6 +52,7 @@ class Resume:
     report_load: Callable[[LoadReport], None] | None = field(
         default=None, compare=False, repr=False
     )
+    store: StoredFiles | None = field(default=None, compare=False, repr=False)
 
     def entry(self, path: str) -> FileEntry:
         """The manifest's entry of a file, by its path relative to the step's directory.
@@ -72,8 +78,14 @@ class Resume:
         if all(entry.path != path for entry in self.manifest.files):
             return None
         try:
-            check_file(self.path, self.entry(path), with_digest=True)
-            state: dict[str, Any] = json.loads((self.path / path).read_bytes())
+            if self.store is not None:
+                data = self.store.read(self.entry(path))
+            else:
+                check_file(self.path, self.entry(path), with_digest=True)
+                data = (self.path / path).read_bytes()
+            state: dict[str, Any] = json.loads(data)
+        except StoreUnavailableError:
+            raise  # it says nothing of the checkpoint
         except (OSError, StorageError, ValueError) as error:
             raise self.damaged(str(error)) from error
         return state
@@ -155,3 +167,42 @@ def open_resume(
             f"step {point.step} in {directory} cannot be resumed from: {error}"
         ) from error
     return Resume(point.step, run.step(point.step), committed.manifest, report, memory, report_load)
+
+
+def open_stored_resume(
+    url: str,
+    point: ResumePoint,
+    report: Callable[[str], bool] | None = None,
+    report_load: Callable[[LoadReport], None] | None = None,
+) -> Resume:
+    """As `open_resume`, of a run whose checkpoints are in the store of ``url``.
+
+    Raises:
+        CorruptCheckpointError: the store has another checkpoint than the monitor named.
+        StoreError: the store cannot be read.
+    """
+    bucket = open_store(url)
+    try:
+        stored = commits.read_manifest(bucket, SaveKind.CHECKPOINT, point.step)
+        problems = inspecting.size_findings(bucket, stored)
+    except (StepGoneError, DamagedFileError) as error:
+        raise CorruptCheckpointError(
+            f"step {point.step} in {url} cannot be resumed from: {error}"
+        ) from error
+    if stored.digest != point.manifest_digest:
+        raise CorruptCheckpointError(
+            f"the manifest of step {point.step} in {url} has {stored.digest}, the monitor named "
+            f"{point.manifest_digest}"
+        )
+    if problems:
+        raise CorruptCheckpointError(
+            f"step {point.step} in {url} cannot be resumed from: {problems[0]}"
+        )
+    return Resume(
+        point.step,
+        Path(url) / point.path,
+        stored.manifest,
+        report,
+        report_load=report_load,
+        store=StoredFiles(url, dict(stored.keys)),
+    )

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from trainsync.checkpoint.errors import UnsupportedPlaceError
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.storage.errors import StorageError
 from trainsync.storage.inspect import digests
@@ -61,7 +62,13 @@ def verify_all(resume: Resume, paths: Sequence[str]) -> None:
 
     Raises:
         CorruptCheckpointError: of the first that is missing, or differs.
+        UnsupportedPlaceError: the checkpoint is in a store, and the caller reads a directory.
     """
+    if resume.store is not None and paths:
+        raise UnsupportedPlaceError(
+            f"the checkpoint of step {resume.step} is in {resume.store.url}, and this loads from a "
+            "directory; expected load_sharded or load_shard, or a run on a volume"
+        )
     entries = [resume.entry(path) for path in paths]
     try:
         for entry in entries:

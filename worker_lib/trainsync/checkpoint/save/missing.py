@@ -8,11 +8,9 @@ from typing import Final
 from trainsync.api.protocol import SaveKind, SaveState
 from trainsync.api.spec import UNREGISTERED_WARNING_SECONDS
 from trainsync.checkpoint.errors import NotRegisteredError
-from trainsync.monitor.client.base import MonitorClient
-from trainsync.storage.atomic import is_there
+from trainsync.checkpoint.save.places.base import Place, SaveRecords
 from trainsync.storage.errors import StorageError
-from trainsync.storage.layout import RunDirectory, SaveDirectory
-from trainsync.storage.saves import receipts, scan
+from trainsync.storage.saves import receipts
 
 logger = logging.getLogger(__name__)
 
@@ -32,21 +30,18 @@ class MissingReport:
     """Logs what one save misses, while a commit is waited for.
 
     Args:
-        run: the run's directory.
-        monitor: of this process's attempt.
+        place: where the saves of this process's attempt go.
         after: seconds until the first log.
     """
 
     def __init__(
         self,
-        run: RunDirectory,
-        monitor: MonitorClient,
+        place: Place,
         kind: SaveKind,
         step: int,
         after: float = UNREGISTERED_WARNING_SECONDS,
     ) -> None:
-        self._run = run
-        self._monitor = monitor
+        self._place = place
         self._kind = kind
         self._step = step
         self._began = time.monotonic()
@@ -73,7 +68,7 @@ class MissingReport:
             if state is SaveState.UNKNOWN:
                 self._not_registered(f"{what} is not registered {waited}", registers_here)
                 return
-            missing = missing_parts(self._directory(self._kind))
+            missing = missing_parts(self._records(self._kind))
         except (OSError, StorageError) as error:
             logger.warning("%s: the registration and receipts cannot be read: %s", what, error)
             return
@@ -84,35 +79,35 @@ class MissingReport:
 
     def _not_registered(self, sentence: str, registers_here: bool) -> None:
         other = {SaveKind.CHECKPOINT: SaveKind.STATE_DICT}.get(self._kind, SaveKind.CHECKPOINT)
-        if is_there(self._directory(other).registration):
+        if self._records(other).registration() is not None:
             wanted = "True" if other is SaveKind.STATE_DICT else "False"
             sentence += (
                 f", but the {other.value} of the step is: is_state_dict={wanted} waits for it"
             )
-        newest = scan.newest_registered(
-            self._run, self._monitor.attempt, self._monitor.incarnation, self._kind
-        )
+        newest = self._place.newest_registered(self._kind)
         known = (
             "none is" if newest is None else f"the newest that is registered is of step {newest}"
         )
         text = f"{sentence} ({known}); {how_to_register(self._kind, self._step)}"
-        if registers_here and not is_there(self._directory(self._kind).path):
+        if registers_here and not self._records(self._kind).is_there():
             raise NotRegisteredError(f"{text}; no part of the step is written")
         logger.warning("%s", text)
 
-    def _directory(self, kind: SaveKind) -> SaveDirectory:
-        return self._run.save(self._monitor.attempt, self._monitor.incarnation, kind, self._step)
+    def _records(self, kind: SaveKind) -> SaveRecords:
+        return self._place.save(kind, self._step)
 
 
-def missing_parts(save: SaveDirectory) -> list[receipts.Participant]:
+def missing_parts(save: SaveRecords) -> list[receipts.Participant]:
     """The registered participants that have written nothing yet.
 
     Raises:
-        FileNotFoundError: the save is not registered.
-        OSError, StorageError: the volume.
+        FileNotFoundError: the save is not registered any more.
+        OSError, StorageError: the place.
     """
-    registered = receipts.read_registration(save).participants
-    return sorted(set(registered).difference(receipts.writers(save)))
+    registration = save.registration()
+    if registration is None:
+        raise FileNotFoundError("the registration is gone")
+    return sorted(set(registration.participants).difference(save.writers()))
 
 
 def named(participants: Iterable[receipts.Participant]) -> str:

@@ -10,10 +10,8 @@ from typing import Final
 from trainsync.api.protocol import SaveKind
 from trainsync.api.spec import UNREGISTERED_WARNING_SECONDS
 from trainsync.checkpoint.save.missing import how_to_register
-from trainsync.storage.atomic import is_there
+from trainsync.checkpoint.save.places.base import SaveRecords
 from trainsync.storage.errors import StorageError
-from trainsync.storage.layout import SaveDirectory
-from trainsync.storage.saves import receipts
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +56,7 @@ class OutcomeFiles:
         self._lost_after = lost_after
         self._first_look = first_look
         self._warn_after = unregistered
-        self._open: dict[tuple[SaveKind, int], tuple[SaveDirectory, float]] = {}
+        self._open: dict[tuple[SaveKind, int], tuple[SaveRecords, float]] = {}
         self._unregistered: dict[tuple[SaveKind, int], float] = {}  # when to warn of each
         self._changed = threading.Condition()  # guards all of these
         self._asked = 0  # calls of `look`
@@ -74,12 +72,12 @@ class OutcomeFiles:
         """Whether a save is open."""
         return self._is_running
 
-    def add(self, kind: SaveKind, step: int, directory: SaveDirectory) -> None:
+    def add(self, kind: SaveKind, step: int, records: SaveRecords) -> None:
         """A part of that save is written. Never blocks on the disk."""
         with self._changed:
             if self._is_ended:
                 return
-            self._open.setdefault((kind, step), (directory, time.monotonic() + self._lost_after))
+            self._open.setdefault((kind, step), (records, time.monotonic() + self._lost_after))
             self._unregistered.setdefault((kind, step), time.monotonic() + self._warn_after)
             self._interval, soon = self._first_look, time.monotonic() + self._first_look
             if not self._is_running:
@@ -150,12 +148,12 @@ class OutcomeFiles:
                 return
             self._changed.wait(left)
 
-    def _warn(self, key: tuple[SaveKind, int], directory: SaveDirectory) -> None:
+    def _warn(self, key: tuple[SaveKind, int], records: SaveRecords) -> None:
         """Once, of a save that was not registered for too long. Raises `OSError`."""
         if time.monotonic() < self._unregistered.get(key, math.inf) or self._is_ended:
             return
         self._unregistered[key] = math.inf
-        if not is_there(directory.registration):
+        if records.registration() is None:
             kind, step = key
             logger.warning(
                 "%s of step %d is written here and not registered after %g s, so that it cannot "
@@ -166,15 +164,13 @@ class OutcomeFiles:
                 how_to_register(kind, step),
             )
 
-    def _has_ended(
-        self, key: tuple[SaveKind, int], directory: SaveDirectory, lost_at: float
-    ) -> bool:
+    def _has_ended(self, key: tuple[SaveKind, int], records: SaveRecords, lost_at: float) -> bool:
         try:
-            outcome = receipts.read_outcome(directory)
+            outcome = records.outcome()
             # Gone: a newer attempt is in force, or the outcome is old and was removed.
-            gone = outcome is None and not is_there(directory.path)
+            gone = outcome is None and not records.is_there()
             if outcome is None and not gone:
-                self._warn(key, directory)
+                self._warn(key, records)
         except (OSError, StorageError) as error:
             logger.debug("%s of step %d: the outcome cannot be read: %s", *key, error)
             return time.monotonic() > lost_at

@@ -4,9 +4,8 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from trainsync.api import protocol
 from trainsync.api.protocol import FailureReport, ReceiptHint, SaveKind
@@ -18,18 +17,15 @@ from trainsync.checkpoint.errors import (
     aborted_error,
 )
 from trainsync.checkpoint.memory.kept import KeptFile, KeptShards
-from trainsync.checkpoint.save.files import writer as files
 from trainsync.checkpoint.save.part import Part
 from trainsync.checkpoint.save.permits import WritePermits
+from trainsync.checkpoint.save.places.base import Place
 from trainsync.checkpoint.save.staging.staging import StagedState
 from trainsync.checkpoint.shard_names import shard_file_name
 from trainsync.failpoints import failpoint
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.errors import FencedError, MonitorError
-from trainsync.storage import atomic
 from trainsync.storage.errors import StorageError
-from trainsync.storage.layout import SaveDirectory
-from trainsync.storage.saves import receipts
 from trainsync.storage.saves.receipts import (
     FileEntry,
     Participant,
@@ -37,7 +33,6 @@ from trainsync.storage.saves.receipts import (
     Receipt,
     SaveOutcome,
 )
-from trainsync.storage.saves.writers import Writer
 
 logger = logging.getLogger(__name__)
 
@@ -71,21 +66,20 @@ class Written:
 
 @dataclass(eq=False)
 class PartWriter:
-    """Writes a part into the staging directory of its save, and reports how that ended.
+    """Writes a part where the saves of the process go, and reports how that ended.
 
     Args:
-        claims: of this process, which says that no other process writes the part.
+        place: where they go.
         known_failures: gets kind and step of a save that failed, before any report of it.
         in_caller: a function runs in the caller's thread, so that it may use collectives.
         memory: keeps the state of a checkpoint, too; None: the volume alone has it.
     """
 
     monitor: MonitorClient
-    save: SaveDirectory
+    place: Place
     part: Part
     rank: int
     world_size: int
-    claims: Writer
     known_failures: set[tuple[SaveKind, int]] = field(default_factory=set)
     in_caller: bool = False
     memory: KeptShards | None = None
@@ -96,7 +90,8 @@ class PartWriter:
         self._kept: KeptFile | None = None
         source = self.part.source
         self._function = None if isinstance(source, Mapping) else source
-        self._own = files.OwnFiles(self.save, self.participant, self.directory, self.claims.id)
+        self.save = self.place.save(self.kind, self.step)
+        self._files = self.place.part(self.kind, self.step, self.participant)
 
     def let_go(self) -> None:
         """The state is copied: what the caller gathered may be freed."""
@@ -104,11 +99,6 @@ class PartWriter:
 
     def __str__(self) -> str:
         return f"{self.kind.value} of step {self.step}, {self.participant}"
-
-    @property
-    def directory(self) -> Path:
-        """Where this writer's files of the save lie until they are promoted."""
-        return self.save.files_of(self.claims.id)
 
     @property
     def is_collective(self) -> bool:
@@ -138,7 +128,7 @@ class PartWriter:
                 # Also when the save is aborted already: other ranks may not know that, and wait.
                 self._run_function()
             # Before anything else is asked: the save may be committed, with another's part.
-            self._claim()
+            self._files.claim()
             permit: AbstractContextManager[None] = nullcontext()
             if permits is not None and not self.is_collective:
                 if self._committed_before():  # a permit would be waited for in vain
@@ -151,7 +141,7 @@ class PartWriter:
                 started = time.monotonic()
                 try:
                     # Of a process before this one, which speaks of other bytes.
-                    receipts.withdraw_receipt(self.save, self.participant)
+                    self._files.withdraw()
                     self._keep(cost)
                     entries = self._write_files(state)
                 except FileNotFoundError:
@@ -195,23 +185,19 @@ class PartWriter:
             return
         self._kept = self.memory.begin(self.step, self.participant, cost.staged_bytes)
 
-    def _claim(self) -> tuple[str, ...]:
-        return self.claims.claim(self.kind, self.step, self.participant)
-
     def _write_files(self, state: StagedState | None) -> Sequence[FileEntry]:
         """Put every file of the part in place; the bytes are durable."""
         part = self.part
-        atomic.make_directory(self.save.path)  # durable, as the monitor's records lie there, too
         if self._function is None:
             path = part.path(shard_file_name(part.shard_name, self.rank, self.world_size))
             assert state is not None, "only a function has no staged copy"
-            entries = [files.write_state(self.directory, path, state.state, self._kept)]
+            entries = [self._files.write_state(path, state.state, state.bytes, self._kept)]
         else:
             if not self.is_collective:
                 self._run_function()
-            entries = files.adopt_own(self._own, part.path)
+            entries = self._files.adopt(part.path)
         small = {part.path(path): data for path, data in part.attachments.items()}
-        return entries + files.write_attachments(self.directory, small)
+        return entries + self._files.write_small(small)
 
     def _write_receipt(
         self, entries: Sequence[FileEntry], cost: SaveCost, seconds: float, queue_seconds: float
@@ -232,11 +218,11 @@ class PartWriter:
             queue_seconds=queue_seconds,
             staged_bytes=cost.staged_bytes,
             coordinates=dict(self.part.coordinates),
-            writer=self.claims.id,
-            replaces=self._claim(),
+            writer=self._files.writer,
+            replaces=self._files.claim(),
         )
         try:
-            receipts.write_receipt(self.save, receipt)
+            self._files.write_receipt(receipt)
         except FileNotFoundError:
             # The monitor may have ended the save without this part (an older attempt's commit
             # stands, or the part was not registered), and removed ``receipts/``.
@@ -246,7 +232,7 @@ class PartWriter:
 
     def _run_function(self) -> None:
         assert self._function is not None, "only functions are run"
-        files.produce_own(self._own, self._function)
+        self._files.produce(self._function)
 
     def _clear(self) -> None:
         """Remove what is not of use any more, as far as it can be removed."""
@@ -254,7 +240,7 @@ class PartWriter:
             self._kept.discard()
             self._kept = None
         if self._function is not None:
-            files.clear_own(self._own)
+            self._files.clear()
 
     # -- reporting --------------------------------------------------------------------------
 
@@ -274,7 +260,7 @@ class PartWriter:
             logger.warning("%s: the monitor was not told of the receipt: %s", self, error)
             return False
         try:
-            outcome = receipts.read_outcome(self.save)
+            outcome = self.save.outcome()
             if outcome is not None and outcome.error is None:
                 self._check_registered()
         except NotRegisteredError as error:
@@ -291,7 +277,7 @@ class PartWriter:
         """
         self._note_failed()
         try:
-            outcome = receipts.read_outcome(self.save)
+            outcome = self.save.outcome()
         except (OSError, StorageError) as disk_error:
             logger.warning("%s: the abort cannot be looked up: %s", self, disk_error)
             outcome = None
@@ -309,9 +295,9 @@ class PartWriter:
             error=text,
         )
         try:
-            receipts.write_failure(self.save, failure)
+            self._files.write_failure(failure)
         except (OSError, StorageError) as disk_error:
-            logger.warning("%s: the failure could not be written to disk: %s", self, disk_error)
+            logger.warning("%s: the failure could not be written: %s", self, disk_error)
         report = FailureReport(kind=self.kind, step=self.step, participant=self._wire, error=text)
         try:
             self.monitor.failure(report)
@@ -339,7 +325,7 @@ class PartWriter:
 
     def _outcome(self) -> SaveOutcome | None:
         """Outcome of a committed save; None while it is open. Raises as `_committed_before`."""
-        outcome = receipts.read_outcome(self.save)
+        outcome = self.save.outcome()
         if outcome is not None and outcome.error is not None:
             raise self._aborted(outcome.error)
         if outcome is not None:
@@ -347,13 +333,15 @@ class PartWriter:
         return outcome
 
     def _check_registered(self) -> None:
-        with suppress(FileNotFoundError):  # then an older attempt committed the step
-            registered = receipts.read_registration(self.save).participants
-            if self.participant not in registered:
-                raise NotRegisteredError(
-                    f"the step was committed without {self.participant}, which is not among the "
-                    f"{len(registered)} registered participants; register all participants"
-                )
+        registration = self.save.registration()
+        if registration is None:  # then an older attempt committed the step
+            return
+        registered = registration.participants
+        if self.participant not in registered:
+            raise NotRegisteredError(
+                f"the step was committed without {self.participant}, which is not among the "
+                f"{len(registered)} registered participants; register all participants"
+            )
 
     def _note_failed(self) -> None:
         self.known_failures.add((self.kind, self.step))

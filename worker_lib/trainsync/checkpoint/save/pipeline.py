@@ -27,6 +27,7 @@ from trainsync.checkpoint.save import ending, part_writer
 from trainsync.checkpoint.save.background import BackgroundWrites
 from trainsync.checkpoint.save.part import Part, SavingOptions
 from trainsync.checkpoint.save.part_writer import PartWriter, SaveCost
+from trainsync.checkpoint.save.places.base import Place
 from trainsync.checkpoint.save.staging.area import StagingSlots, StateCopy
 from trainsync.checkpoint.save.staging.staging import StagedState
 from trainsync.checkpoint.save.state_dicts import state_dicts_of
@@ -34,8 +35,6 @@ from trainsync.checkpoint.save.stats import CheckpointStats, Counters
 from trainsync.checkpoint.save.watch import SaveWatch
 from trainsync.failpoints import failpoint
 from trainsync.monitor.client.base import MonitorClient
-from trainsync.storage.layout import RunDirectory
-from trainsync.storage.saves.writers import Writer
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ class SavePipeline:
     def __init__(
         self,
         monitor: MonitorClient,
-        run: RunDirectory,
+        place: Place,
         rank: int,
         world_size: int,
         options: SavingOptions,
@@ -76,7 +75,7 @@ class SavePipeline:
         self.tolerated: frozenset[SaveKind] = frozenset()
         """Kinds of which a failure behind the caller is logged and counted, and not raised."""
         self._monitor = monitor
-        self._run = run
+        self._place = place
         self._world_size = world_size
         self._options = options
         self._watch = watch
@@ -84,7 +83,6 @@ class SavePipeline:
         self._unwritten: dict[int, PartWriter] = {}  # by id() of the save
         self._lock = threading.Lock()  # guards `_unwritten`
         self._state_dicts = state_dicts_of(monitor)
-        self._claims = Writer(run, monitor.attempt, monitor.incarnation)
         self._abandoned = False
         ending.know(self)
 
@@ -214,17 +212,12 @@ class SavePipeline:
         return save
 
     def _writer(self, part: Part, *, in_caller: bool) -> PartWriter:
-        directory = self._run.save(
-            self._monitor.attempt, self._monitor.incarnation, part.kind, part.step
-        )
-        directory.receipt(part.name, self.rank)  # refuses a bad name before anything is done
         return PartWriter(
             monitor=self._monitor,
-            save=directory,
+            place=self._place,
             part=part,
             rank=self.rank,
             world_size=self._world_size,
-            claims=self._claims,
             known_failures=self._watch.known,
             in_caller=in_caller,
             memory=self._options.memory,

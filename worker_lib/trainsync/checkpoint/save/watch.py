@@ -26,11 +26,11 @@ from trainsync.checkpoint.errors import (
 from trainsync.checkpoint.save import ending
 from trainsync.checkpoint.save.missing import MissingReport
 from trainsync.checkpoint.save.outcome_files import Ended, OutcomeFiles
+from trainsync.checkpoint.save.places.base import SaveRecords
 from trainsync.checkpoint.save.registration import AWAY, Participants, register_saves
 from trainsync.checkpoint.save.threads import SerialExecutor
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.errors import ClientClosedError
-from trainsync.storage.layout import SaveDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -176,9 +176,9 @@ class SaveWatch:
                 if time.monotonic() + retry > deadline or stop.wait(retry):
                     raise
 
-    def add_written(self, kind: SaveKind, step: int, directory: SaveDirectory) -> None:
+    def add_written(self, kind: SaveKind, step: int, records: SaveRecords) -> None:
         """This process has written a part of that save, which another one may have registered."""
-        self._outcomes.add(kind, step, directory)
+        self._outcomes.add(kind, step, records)
 
     def ignore_written(self) -> None:
         """Hear, from now on, only of the saves that are registered here."""

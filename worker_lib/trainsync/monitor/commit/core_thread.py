@@ -7,19 +7,52 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from typing import Final, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
-from trainsync.monitor.commit.core import MonitorCore
 from trainsync.monitor.errors import MonitorError, MonitorUnavailableError
 
 ResultT = TypeVar("ResultT")
+
+
+class Core(Protocol):
+    """What the thread needs of a core."""
+
+    @property
+    def revision(self) -> int:
+        """Grows whenever the state of a save or of a permit changes."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests can be answered."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether a poll soon will have something to do."""
+        ...
+
+    def tick(self) -> None:
+        """Look at what participants have written, and act on it."""
+        ...
+
+    def poll(self) -> None:
+        """Act on what was found since, without a look."""
+        ...
+
+    def end(self) -> None:
+        """Write what the next monitor goes on from, and would else not know."""
+        ...
+
+
+CoreT = TypeVar("CoreT", bound=Core)
 
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 0.05
 _Job = Callable[[], None]
 
 
-class CoreThread:
+class CoreThread(Generic[CoreT]):
     """Runs everything that touches ``core``.
 
     An error that the core does not expect ends the thread: it is kept in `failure`, every waiting
@@ -35,7 +68,7 @@ class CoreThread:
 
     def __init__(
         self,
-        core: MonitorCore,
+        core: CoreT,
         *,
         tick_seconds: float = 1.0,
         guard: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -58,7 +91,7 @@ class CoreThread:
         self._thread = threading.Thread(target=self._run, name="monitor-core", daemon=True)
         self._thread.start()
 
-    def submit(self, call: Callable[[MonitorCore], ResultT]) -> "Future[ResultT]":
+    def submit(self, call: Callable[[CoreT], ResultT]) -> "Future[ResultT]":
         """``call(core)`` in the core's thread."""
         future: Future[ResultT] = Future()
 
@@ -80,7 +113,7 @@ class CoreThread:
                 self._jobs.put(job)
         return future
 
-    def call(self, call: Callable[[MonitorCore], ResultT], timeout: float) -> ResultT:
+    def call(self, call: Callable[[CoreT], ResultT], timeout: float) -> ResultT:
         """`submit`, and wait.
 
         Raises:

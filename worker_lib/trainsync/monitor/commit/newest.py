@@ -45,7 +45,7 @@ def newest(
     """
     own = [info for info in saves.infos(kind) if info.age == (True, attempt)]
     if own:
-        return _notice(kind, max(own, key=lambda info: info.step))
+        return notice_of(kind, max(own, key=lambda info: info.step))
     target = resumed_from(run, run_uid, attempt)
     if target is None:
         return None
@@ -56,7 +56,7 @@ def newest(
     # A state dict from before the checkpoint's attempt may be of other weights than those.
     if there.age < resumed.age and not _same_weights(run, target.step):
         return None
-    return _notice(kind, there)
+    return notice_of(kind, there)
 
 
 def _same_weights(run: RunDirectory, step: int) -> bool:
@@ -90,7 +90,7 @@ class CommitNews(NullObserver):
 
     def committed(self, kind: SaveKind, info: CommittedInfo, seconds: float) -> None:
         """See `Observer`."""
-        notice = _notice(kind, info)
+        notice = notice_of(kind, info)
         with self._changed:
             known = self._newest.get(kind)
             if known is None or newer(notice, (known.attempt, known.step)) is not None:
@@ -145,7 +145,8 @@ class Waiters:
             self._waiting -= 1
 
 
-def _notice(kind: SaveKind, info: CommittedInfo) -> CommitNotice:
+def notice_of(kind: SaveKind, info: CommittedInfo) -> CommitNotice:
+    """The news of a commit."""
     return CommitNotice(
         kind=kind,
         # Before all saves of this run, whose attempts begin at 0.

@@ -78,7 +78,7 @@ class Feed:
 
     def __init__(
         self,
-        thread: CoreThread,
+        thread: CoreThread[MonitorCore],
         reader: RunReader,
         journal: Journal,
         signal: ChangeSignal,

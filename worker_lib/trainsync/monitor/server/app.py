@@ -269,7 +269,7 @@ class Process:
             servers=servers,
         )
 
-    def _page(self, thread: CoreThread, signal: ChangeSignal, lease: Lease) -> Feed:
+    def _page(self, thread: CoreThread[MonitorCore], signal: ChangeSignal, lease: Lease) -> Feed:
         settings = self._settings
         return Feed(
             thread,

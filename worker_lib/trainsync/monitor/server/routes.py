@@ -73,7 +73,7 @@ _ENDED: Final = (SaveState.COMMITTED, SaveState.ABORTED)
 class Service:
     """The objects that the routes use."""
 
-    thread: CoreThread
+    thread: CoreThread[MonitorCore]
     authenticator: Authenticator
     reader: RunReader
     metrics: MonitorMetrics

@@ -163,17 +163,24 @@ class Bucket:
 
         self._conditional(put, settled, f"putting {key}")
 
-    def upload(self, key: str, blocks: Iterator[bytes | memoryview], size: int) -> None:
+    def upload(
+        self, key: str, blocks: Iterator[bytes | memoryview], size: int, *, estimated: bool = False
+    ) -> None:
         """Put an object of ``size`` bytes under a key that no other writer has.
 
         Several parts go at once where there are several. What ``blocks`` raises is raised here, and
         then there is no object. The parts in flight bound the memory.
+
+        Args:
+            estimated: ``size`` is about right, and more than nothing.
         """
         part = transfer.part_bytes(size, self.limits.part_bytes)
         failed: list[BaseException] = []
-        fed = transfer.parts(blocks, part, failed)
+        sent = transfer.Counted(blocks)
+        fed = transfer.parts(sent, part, failed)
+        one_part = size <= part and not estimated
         try:
-            if size <= part:
+            if one_part:
                 data = b"".join(bytes(block) for block in fed)
                 self._again(
                     lambda: self._transfers.put(key, data, use_multipart=False), f"putting {key}"
@@ -191,7 +198,7 @@ class Bucket:
             # The last reply may be lost, and a second one say that there is no such upload any
             # more: then the object is there, as a whole.
             unclear = isinstance(problem, StoreUnavailableError) or _NO_UPLOAD in str(error)
-            if size > part and unclear and self._size_of(key) == size:
+            if not one_part and unclear and sent.ended and self._size_of(key) == sent.bytes:
                 return
             raise problem from None
 

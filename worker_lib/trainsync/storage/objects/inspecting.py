@@ -36,7 +36,13 @@ class StoredSave:
 
 def is_store(bucket: Bucket) -> bool:
     """Whether there is anything of a run under the prefix, or nothing at all yet."""
-    ours = {keys.MANIFESTS, keys.OBJECTS, keys.PROBES, *(keys.pointer(kind) for kind in SaveKind)}
+    ours = {
+        keys.MANIFESTS,
+        keys.OBJECTS,
+        keys.PROBES,
+        keys.RUN,
+        *(keys.pointer(kind) for kind in SaveKind),
+    }
     names = {*bucket.folders(""), *(info.key for info in bucket.objects(""))}
     return not names or bool(names & ours)
 
@@ -123,6 +129,24 @@ def check_digests(
     return checked
 
 
+def read_digest(
+    bucket: Bucket, key: str, size: int, tell: Callable[[int], None] = lambda _: None
+) -> str:
+    """Digest of an object's bytes.
+
+    Args:
+        tell: called with the size of each block that was read.
+
+    Raises:
+        ObjectMissingError, ObjectChangedError: it went away, or has not ``size`` bytes.
+    """
+    hasher = digest.new_hasher()
+    for block in bucket.blocks(key, size):
+        hasher.update(block)
+        tell(len(block))
+    return digest.format_digest(hasher)
+
+
 def check_pointers(bucket: Bucket, saves: Sequence[InspectedSave]) -> list[Finding]:
     """Pointers that name nothing, or nothing whole, or less than the newest."""
     found = (
@@ -196,16 +220,12 @@ def _readings(saves: Iterable[StoredSave]) -> list[tuple[Stored, FileEntry]]:
 def _read(
     bucket: Bucket, stored: Stored, entry: FileEntry, tell: Callable[[int], None]
 ) -> Finding | None:
-    hasher = digest.new_hasher()
     try:
-        for block in bucket.blocks(stored.keys[entry.path], entry.bytes):
-            hasher.update(block)
-            tell(len(block))
+        found = read_digest(bucket, stored.keys[entry.path], entry.bytes, tell)
     except ObjectMissingError:
         return _of_file(stored, entry, Code.MISSING, "went away while it was read")
     except ObjectChangedError as error:
         return _of_file(stored, entry, Code.SIZE, f"is another one by now: {error}")
-    found = digest.format_digest(hasher)
     if found == entry.digest:
         return None
     return _of_file(stored, entry, Code.DIGEST, f"has digest {found}, expected {entry.digest}")

@@ -17,6 +17,7 @@ from trainsync.storage.layout import (
 MANIFESTS: Final = "manifests"
 OBJECTS: Final = "objects"
 PROBES: Final = "probe"
+RUN: Final = "run"
 _PLAIN: Final = re.compile(r"^[A-Za-z0-9._/+=@,-]{1,400}$")
 _SUFFIX: Final = ".json"
 

@@ -175,11 +175,14 @@ def _aside_action(bucket: Bucket, one: StoredSave) -> Action:
         ActionKind.SET_ASIDE,
         keys.manifest(kind, step),
         text,
-        lambda: _set_aside(bucket, stored, aside),
+        lambda: set_aside(bucket, stored),
     )
 
 
-def _set_aside(bucket: Bucket, stored: Stored, aside: str) -> bool:
+def set_aside(bucket: Bucket, stored: Stored) -> bool:
+    """Let a damaged save count no more; whether that was done here. Its manifest goes beside its
+    objects."""
+    aside = keys.set_aside(stored.keys.values(), stored.manifest.kind)
     key = keys.manifest(stored.manifest.kind, stored.manifest.step)
     there = bucket.find(key)
     if there is None or digest.manifest_digest(there.data) != stored.digest:

@@ -36,6 +36,27 @@ def parts(
         yield bytes(held)
 
 
+class Counted:
+    """``blocks``, with the ``bytes`` that were taken of them, and whether they have ``ended``."""
+
+    def __init__(self, blocks: Iterator[bytes | memoryview]) -> None:
+        self._blocks = blocks
+        self.bytes = 0
+        self.ended = False
+
+    def __iter__(self) -> Iterator[bytes | memoryview]:
+        return self
+
+    def __next__(self) -> bytes | memoryview:
+        try:
+            block = next(self._blocks)
+        except StopIteration:
+            self.ended = True
+            raise
+        self.bytes += len(block)
+        return block
+
+
 def in_order(
     size: int, part: int, at_once: int, fetch: Callable[[int, int], bytes]
 ) -> Iterator[bytes]:

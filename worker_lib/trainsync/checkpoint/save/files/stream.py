@@ -132,7 +132,7 @@ class DigestingFile(io.RawIOBase):
 
 
 @contextmanager
-def buffered(file: DigestingFile) -> Iterator[BinaryIO]:
+def buffered(file: io.RawIOBase) -> Iterator[BinaryIO]:
     """Gathers what the body writes in small pieces; on its end ``file`` has everything.
 
     For ``torch.save``: it writes its archive without seeking, so the digest is that of the file, in

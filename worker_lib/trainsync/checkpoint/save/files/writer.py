@@ -46,13 +46,13 @@ def write_state(
     """
 
     def save(file: BinaryIO) -> None:
-        with _without_crc():
+        with without_crc():
             torch.save(state, file)
 
     return _write(files, path, save, kept)
 
 
-def _without_crc() -> AbstractContextManager[None]:
+def without_crc() -> AbstractContextManager[None]:
     """The manifest's digest guards every byte; torch's own checksum of the same bytes would take a
     quarter of the time."""
     # Before torch's settings were each thread's own, one would switch it off for the whole process.

@@ -1,0 +1,57 @@
+"""An object that is made while it goes to the store: whole, or not there."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.errors import StoreUnavailableError
+from trainsync.storage.objects.live.upload import Upload
+
+from tests.unit.storage.objects.memory import memory
+
+PART = 5 << 20
+
+
+def small_parts() -> Bucket:
+    bucket = memory()
+    bucket.limits = replace(bucket.limits, part_bytes=PART)
+    return bucket
+
+
+@given(st.sampled_from([0, 1, PART - 1, PART, PART + 1, 3 * PART, 3 * PART + 7]))
+def test_what_was_written_is_there_after_finish(size: int) -> None:
+    bucket, data = small_parts(), memoryview(bytes(range(256)) * (size // 256 + 1))[:size]
+    upload = Upload(bucket, "key", size)
+    for start in range(0, size, 3 << 20):
+        upload.write(data[start : start + (3 << 20)])
+    upload.finish()
+    assert b"".join(bucket.blocks("key", size)) == data
+
+
+@pytest.mark.parametrize("size", [1, 2 * PART + 1])
+def test_of_an_object_that_is_given_up_nothing_is_there(size: int) -> None:
+    bucket = small_parts()
+    upload = Upload(bucket, "key", size)
+    upload.write(memoryview(bytes(size)))
+    upload.abandon()
+    assert bucket.below("") == []
+    assert not [t for t in threading.enumerate() if t.name == "trainsync-upload"]
+
+
+def test_what_the_store_refuses_is_raised_in_the_writer_which_does_not_hang() -> None:
+    bucket = small_parts()
+
+    def refuse(key: str, blocks: Iterator[Any], size: int, *, estimated: bool = False) -> None:
+        raise StoreUnavailableError("it is away")
+
+    bucket.upload = refuse  # type: ignore[method-assign]
+    upload = Upload(bucket, "key", 100 * PART)
+    with pytest.raises(StoreUnavailableError, match="it is away"):
+        for _ in range(100):
+            upload.write(memoryview(bytes(PART)))
+    upload.abandon()

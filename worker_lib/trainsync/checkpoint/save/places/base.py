@@ -1,0 +1,121 @@
+"""What a process needs of the place that its saves go to. Calls raise `OSError`, `StorageError`."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.memory.kept import KeptFile
+from trainsync.storage.saves.receipts import (
+    FileEntry,
+    Participant,
+    ParticipantFailure,
+    Receipt,
+    SaveOutcome,
+    SaveRegistration,
+)
+
+
+class SaveRecords(Protocol):
+    """The records of one save of this attempt, to be read."""
+
+    def outcome(self) -> SaveOutcome | None:
+        """How the monitor ended the save; None while it is open."""
+        ...
+
+    def registration(self) -> SaveRegistration | None:
+        """The participants; None while they are not registered, or when the monitor cleaned up."""
+        ...
+
+    def writers(self) -> list[Participant]:
+        """The participants with a receipt or a failure."""
+        ...
+
+    def is_there(self) -> bool:
+        """Whether anything is known of the save; else it was never begun, or is over long since."""
+        ...
+
+
+class PartPlace(Protocol):
+    """Where one part of a save goes: its files, then its receipt. For one thread at a time."""
+
+    @property
+    def writer(self) -> str:
+        """Names in the receipt whose files these are."""
+        ...
+
+    def claim(self) -> tuple[str, ...]:
+        """See that no other process that lives writes this part; asked again before the receipt.
+
+        Returns the writers that are dead, whose place this one has taken.
+
+        Raises:
+            SecondWriterError: another process writes it, or has.
+        """
+        ...
+
+    def withdraw(self) -> None:
+        """Take back a receipt of a dead writer, which speaks of other bytes."""
+        ...
+
+    def write_state(self, path: str, state: Any, size: int, kept: KeptFile | None) -> FileEntry:
+        """Write ``state`` so that ``torch.load(weights_only=True)`` reads it; it is durable then.
+
+        Args:
+            path: relative to the step.
+            size: of the tensors, in bytes.
+            kept: gets the same bytes.
+
+        Raises:
+            UnsafePathError: ``path`` leads out of the step.
+        """
+        ...
+
+    def write_small(self, files: Mapping[str, bytes]) -> list[FileEntry]:
+        """Write small files, by path, durably."""
+        ...
+
+    def produce(self, save_fn: Callable[[Path], object]) -> None:
+        """Let ``save_fn`` write into an empty directory of its own."""
+        ...
+
+    def adopt(self, place: Callable[[str], str]) -> list[FileEntry]:
+        """Put what `produce` left where ``place`` says, durably.
+
+        Raises:
+            CheckpointError: it left nothing, or something that is not a regular file.
+        """
+        ...
+
+    def clear(self) -> None:
+        """Remove what `produce` left, as far as it can be removed."""
+        ...
+
+    def write_receipt(self, receipt: Receipt) -> None:
+        """Say that the part's files are durable."""
+        ...
+
+    def write_failure(self, failure: ParticipantFailure) -> None:
+        """Say that the part could not be written."""
+        ...
+
+
+class Place(Protocol):
+    """Where all saves of one attempt's incarnation go."""
+
+    def save(self, kind: SaveKind, step: int) -> SaveRecords:
+        """The records of one save."""
+        ...
+
+    def part(self, kind: SaveKind, step: int, participant: Participant) -> PartPlace:
+        """Where a part goes. Does nothing yet.
+
+        Raises:
+            UnsafePathError: it is no name of a participant.
+            UnsupportedPlaceError: this place takes no saves of that kind.
+        """
+        ...
+
+    def newest_registered(self, kind: SaveKind) -> int | None:
+        """The greatest step of which a save of ``kind`` is registered."""
+        ...

@@ -1,0 +1,26 @@
+"""Which place a process's saves go to, by the directory or URL that names it."""
+
+from pathlib import Path
+
+from trainsync.checkpoint.save.places.base import Place
+from trainsync.checkpoint.save.places.store import StorePlace
+from trainsync.checkpoint.save.places.volume import VolumePlace
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.objects.address import is_url
+from trainsync.storage.objects.opening import open_store
+
+
+def is_store(where: str | Path) -> bool:
+    """Whether that is the URL of a store; else it is a directory."""
+    return isinstance(where, str) and is_url(where)
+
+
+def open_place(where: str | Path, attempt: int, incarnation: str) -> Place:
+    """The place; credentials of a store are the environment's.
+
+    Raises:
+        StoreUrlError: a URL, and of no store that can be opened.
+    """
+    if is_store(where):
+        return StorePlace(open_store(str(where)), attempt, incarnation)
+    return VolumePlace(RunDirectory(Path(where)), attempt, incarnation)

@@ -1,0 +1,233 @@
+"""Saves go straight into a store: shards from staged memory, then a receipt, each put once.
+
+Nothing goes through a local disk, but for a `save_fn`, which writes into a local directory. An
+upload that fails is begun anew from the staged copy, under another key.
+"""
+
+import io
+import logging
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+import torch
+
+from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.errors import (
+    CheckpointError,
+    SaveAbandonedError,
+    UnsupportedPlaceError,
+)
+from trainsync.checkpoint.memory.kept import KeptFile
+from trainsync.checkpoint.save import ending
+from trainsync.checkpoint.save.files.stream import buffered
+from trainsync.checkpoint.save.files.writer import without_crc
+from trainsync.failpoints import failpoint
+from trainsync.storage import digest
+from trainsync.storage.layout import check_not_reserved
+from trainsync.storage.objects import keys
+from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.errors import StoreUnavailableError
+from trainsync.storage.objects.live import names, records
+from trainsync.storage.objects.live.records import StoredRecords
+from trainsync.storage.objects.live.upload import Upload
+from trainsync.storage.saves.receipts import (
+    FileEntry,
+    Participant,
+    ParticipantFailure,
+    Receipt,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+logger = logging.getLogger(__name__)
+
+_BLOCK: Final = 4 << 20
+_TRIES: Final = 3
+
+
+class _DigestingUpload(io.RawIOBase):
+    """Hands what is written to ``upload``; counts and digests it."""
+
+    def __init__(self, upload: Upload) -> None:
+        self._upload = upload
+        self._hasher = digest.new_hasher()
+        self.size = 0
+        self.error: Exception | None = None
+        """The error of a write; torch hides it behind an error of its own."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: "Buffer", /) -> int:
+        view = memoryview(data).cast("B")
+        try:
+            for start in range(0, len(view), _BLOCK):
+                if ending.over.is_set():
+                    raise SaveAbandonedError("the process exited before the part was written")
+                block = view[start : start + _BLOCK]
+                self._hasher.update(block)
+                self._upload.write(block)
+                self.size += len(block)
+        except Exception as error:
+            self.error = error
+            raise
+        return len(view)
+
+    def digest(self) -> str:
+        return digest.format_digest(self._hasher)
+
+
+class StorePart:
+    """See `PartPlace`."""
+
+    def __init__(
+        self,
+        part_records: StoredRecords,
+        owner: tuple[int, str],
+        step: int,
+        participant: Participant,
+    ) -> None:
+        self._records = part_records
+        self._bucket = part_records.bucket
+        self._owner = owner
+        self._step = step
+        self._participant = participant
+        self._writer = secrets.token_hex(8)
+        self._number = 0
+        self._work: Path | None = None
+        names.receipt(part_records.folder, participant)
+
+    @property
+    def writer(self) -> str:
+        """See `PartPlace`: random, of this part alone."""
+        return self._writer
+
+    def claim(self) -> tuple[str, ...]:
+        """See `PartPlace`. The first receipt decides: a second one is refused by the store."""
+        return ()
+
+    def withdraw(self) -> None:
+        """See `PartPlace`. A receipt is never taken back: its objects do not change."""
+
+    def write_state(self, path: str, state: Any, size: int, kept: KeptFile | None) -> FileEntry:
+        """See `PartPlace`; a whole object is begun again, at most twice, when the store failed."""
+        assert kept is None, "a run in a store keeps no shards in memory"
+
+        def save(file: BinaryIO) -> None:
+            with without_crc():
+                torch.save(state, file)
+
+        for left in reversed(range(_TRIES)):
+            try:
+                return self._write(path, save, size)
+            except StoreUnavailableError as error:
+                if not left:
+                    raise
+                logger.warning("%s is uploaded anew: %s", path, error)
+                # Under another key: what is late of the first upload must not meet the second.
+                self._writer, self._number = secrets.token_hex(8), 0
+        raise AssertionError("unreachable")
+
+    def write_small(self, files: Mapping[str, bytes]) -> list[FileEntry]:
+        """See `PartPlace`."""
+        return [self._write(path, partial(_put, data), len(data)) for path, data in files.items()]
+
+    def produce(self, save_fn: Callable[[Path], object]) -> None:
+        """See `PartPlace`; the directory is on this machine, and goes with the part."""
+        self.clear()
+        self._work = Path(tempfile.mkdtemp(prefix="trainsync-part-"))
+        save_fn(self._work)
+
+    def adopt(self, place: Callable[[str], str]) -> list[FileEntry]:
+        """See `PartPlace`."""
+        assert self._work is not None, "produce comes first"
+        found = sorted(
+            path for path in self._work.rglob("*") if path.is_symlink() or not path.is_dir()
+        )
+        if not found:
+            raise CheckpointError(f"{self._participant}: save_fn wrote no file into {self._work}")
+        entries = []
+        for path in found:
+            relative = str(path.relative_to(self._work))
+            if path.is_symlink() or not path.is_file():
+                raise CheckpointError(f"save_fn wrote {relative}, which is not a regular file")
+
+            def copy(file: BinaryIO, path: Path = path) -> None:
+                with path.open("rb") as source:
+                    shutil.copyfileobj(source, file, _BLOCK)
+
+            entries.append(self._write(place(relative), copy, path.stat().st_size))
+        return entries
+
+    def clear(self) -> None:
+        """See `PartPlace`."""
+        if self._work is not None:
+            shutil.rmtree(self._work, ignore_errors=True)
+            self._work = None
+
+    def write_receipt(self, receipt: Receipt) -> None:
+        """See `PartPlace`. Raises `SecondWriterError`: another process has put one."""
+        self._records.write_receipt(receipt)
+        failpoint("live.receipt")
+
+    def write_failure(self, failure: ParticipantFailure) -> None:
+        """See `PartPlace`."""
+        self._records.write_failure(failure)
+
+    def _write(self, path: str, produce: Callable[[BinaryIO], object], size: int) -> FileEntry:
+        check_not_reserved(path)
+        folder = names.folder(self._step, *self._owner, self._writer)
+        key = keys.shard(folder, self._number, path)
+        upload = Upload(self._bucket, key, size)
+        file = _DigestingUpload(upload)
+        try:
+            try:
+                with buffered(file) as gathering:
+                    produce(gathering)
+            except RuntimeError as error:
+                if file.error is not None:  # torch hides it behind "unexpected pos"
+                    raise file.error from error
+                raise
+            upload.finish()
+        except BaseException:
+            upload.abandon()
+            raise
+        self._number += 1
+        failpoint("live.shard")
+        return FileEntry(path, file.size, file.digest())
+
+
+def _put(data: bytes, file: BinaryIO) -> None:
+    file.write(data)
+
+
+class StorePlace:
+    """See `Place`."""
+
+    def __init__(self, bucket: Bucket, attempt: int, incarnation: str) -> None:
+        self._bucket = bucket
+        self._owner = (attempt, incarnation)
+
+    def save(self, kind: SaveKind, step: int) -> StoredRecords:
+        """See `Place`."""
+        return StoredRecords(self._bucket, *self._owner, kind, step)
+
+    def part(self, kind: SaveKind, step: int, participant: Participant) -> StorePart:
+        """See `Place`."""
+        if kind is SaveKind.STATE_DICT:
+            raise UnsupportedPlaceError(
+                f"a state dict of step {step} cannot be saved into {self._bucket.name}: a run "
+                "whose checkpoints are in a store saves checkpoints alone; expected a run on a "
+                "volume, or weights that are published by another method than checkpoint"
+            )
+        return StorePart(self.save(kind, step), self._owner, step, participant)
+
+    def newest_registered(self, kind: SaveKind) -> int | None:
+        """See `Place`."""
+        return records.newest_registered(self._bucket, *self._owner, kind)

@@ -1,0 +1,144 @@
+"""Saves go into the run's directory on a volume, in staging, until the monitor promotes them."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.memory.kept import KeptFile
+from trainsync.checkpoint.save.files import writer as files
+from trainsync.storage import atomic
+from trainsync.storage.layout import RunDirectory, SaveDirectory
+from trainsync.storage.saves import receipts, scan
+from trainsync.storage.saves.receipts import (
+    FileEntry,
+    Participant,
+    ParticipantFailure,
+    Receipt,
+    SaveOutcome,
+    SaveRegistration,
+)
+from trainsync.storage.saves.writers import Writer
+
+
+class VolumeRecords:
+    """See `SaveRecords`."""
+
+    def __init__(self, directory: SaveDirectory) -> None:
+        self._directory = directory
+
+    def outcome(self) -> SaveOutcome | None:
+        """See `SaveRecords`."""
+        return receipts.read_outcome(self._directory)
+
+    def registration(self) -> SaveRegistration | None:
+        """See `SaveRecords`."""
+        try:
+            return receipts.read_registration(self._directory)
+        except FileNotFoundError:
+            return None
+
+    def writers(self) -> list[Participant]:
+        """See `SaveRecords`."""
+        return receipts.writers(self._directory)
+
+    def is_there(self) -> bool:
+        """See `SaveRecords`."""
+        return atomic.is_there(self._directory.path)
+
+
+class VolumePart:
+    """See `PartPlace`."""
+
+    def __init__(
+        self,
+        directory: SaveDirectory,
+        kind: SaveKind,
+        step: int,
+        participant: Participant,
+        claims: Writer,
+    ) -> None:
+        directory.receipt(participant.component, participant.rank)  # refuses a bad name
+        self._save = directory
+        self._kind = kind
+        self._step = step
+        self._participant = participant
+        self._claims = claims
+        self._own = files.OwnFiles(directory, participant, self._files, claims.id)
+
+    @property
+    def writer(self) -> str:
+        """See `PartPlace`."""
+        return self._claims.id
+
+    @property
+    def _files(self) -> Path:
+        """Where this writer's files of the save lie until they are promoted."""
+        return self._save.files_of(self._claims.id)
+
+    def claim(self) -> tuple[str, ...]:
+        """See `PartPlace`."""
+        return self._claims.claim(self._kind, self._step, self._participant)
+
+    def withdraw(self) -> None:
+        """See `PartPlace`."""
+        receipts.withdraw_receipt(self._save, self._participant)
+
+    def write_state(self, path: str, state: Any, size: int, kept: KeptFile | None) -> FileEntry:
+        """See `PartPlace`."""
+        del size
+        self._make()
+        return files.write_state(self._files, path, state, kept)
+
+    def write_small(self, files_: Mapping[str, bytes]) -> list[FileEntry]:
+        """See `PartPlace`."""
+        return files.write_attachments(self._files, files_)
+
+    def produce(self, save_fn: Callable[[Path], object]) -> None:
+        """See `PartPlace`."""
+        files.produce_own(self._own, save_fn)
+
+    def adopt(self, place: Callable[[str], str]) -> list[FileEntry]:
+        """See `PartPlace`."""
+        self._make()
+        return files.adopt_own(self._own, place)
+
+    def clear(self) -> None:
+        """See `PartPlace`."""
+        files.clear_own(self._own)
+
+    def write_receipt(self, receipt: Receipt) -> None:
+        """See `PartPlace`."""
+        receipts.write_receipt(self._save, receipt)
+
+    def write_failure(self, failure: ParticipantFailure) -> None:
+        """See `PartPlace`."""
+        receipts.write_failure(self._save, failure)
+
+    def _make(self) -> None:
+        atomic.make_directory(self._save.path)  # durable, as the monitor's records lie there, too
+
+
+class VolumePlace:
+    """See `Place`."""
+
+    def __init__(self, run: RunDirectory, attempt: int, incarnation: str) -> None:
+        self._run = run
+        self._attempt = attempt
+        self._incarnation = incarnation
+        self._claims = Writer(run, attempt, incarnation)
+
+    def save(self, kind: SaveKind, step: int) -> VolumeRecords:
+        """See `Place`."""
+        return VolumeRecords(self._directory(kind, step))
+
+    def part(self, kind: SaveKind, step: int, participant: Participant) -> VolumePart:
+        """See `Place`."""
+        return VolumePart(self._directory(kind, step), kind, step, participant, self._claims)
+
+    def newest_registered(self, kind: SaveKind) -> int | None:
+        """See `Place`."""
+        return scan.newest_registered(self._run, self._attempt, self._incarnation, kind)
+
+    def _directory(self, kind: SaveKind, step: int) -> SaveDirectory:
+        return self._run.save(self._attempt, self._incarnation, kind, step)

@@ -1,0 +1,8 @@
+"""The monitor of a run whose checkpoints are in a store: the same ledger, with a store around it.
+
+`core` answers requests and ticks, as `trainsync.monitor.commit.core` does on a volume; `executor`
+carries out the ledger's decisions, `scan` takes what participants put into the ledger, `tidy`
+removes what is over, and `origin` chooses what an attempt resumes from. Only checkpoints are saved
+there, no state dicts, and it has no roll-back and no account. What decides who may commit is in
+`trainsync.storage.objects.live`.
+"""

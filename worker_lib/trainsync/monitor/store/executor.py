@@ -1,0 +1,330 @@
+"""Carries out the ledger's decisions on a store. Owned by `StoreCore`; see there for threads."""
+
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final
+
+from trainsync.api.protocol import SaveKind, SaveState
+from trainsync.monitor.commit.committer import info_of
+from trainsync.monitor.commit.health import VolumeHealth
+from trainsync.monitor.commit.observer import Observer
+from trainsync.monitor.ledger.decisions import AbortSave, CommitSave, VerifyReceipt
+from trainsync.monitor.ledger.ledger import Ledger
+from trainsync.monitor.ledger.saves import (
+    AbortReason,
+    CommittedInfo,
+    Save,
+    SaveKey,
+    SaveOwner,
+)
+from trainsync.monitor.store import tidy
+from trainsync.monitor.store.scan import RecordScan
+from trainsync.storage.errors import DamagedFileError, PromotionConflictError, StepGoneError
+from trainsync.storage.objects import commits, inspecting, keys, mending
+from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingError, StoreError
+from trainsync.storage.objects.live import names
+from trainsync.storage.objects.live.term import Tenure, TermLostError
+from trainsync.storage.objects.manifests import Stored
+from trainsync.storage.saves.manifest import Committed, Manifest
+from trainsync.storage.saves.receipts import (
+    Participant,
+    Receipt,
+    SaveOutcome,
+    SaveRegistration,
+)
+
+_LOG = logging.getLogger(__name__)
+_KIND: Final = SaveKind.CHECKPOINT
+OUTCOMES_KEPT: Final = 16
+"""Ended saves whose outcome stays for participants that ask late."""
+_READ_AT_REBUILD: Final = 64
+"""Manifests that are read where all steps are kept: the older ones change nothing."""
+
+
+class StoreExecutor:
+    """See the module's docstring. Every method may raise `TermLostError`.
+
+    Args:
+        max_to_keep: checkpoints; None keeps all.
+        with_digest: whether every object is read before its save is committed.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        tenure: Tenure,
+        ledger: Ledger,
+        *,
+        run_uid: str,
+        max_to_keep: int | None,
+        with_digest: bool,
+        observer: Observer,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._bucket = bucket
+        self._tenure = tenure
+        self._empty_ledger = ledger.copy_empty
+        self.ledger = ledger
+        self._run_uid = run_uid
+        self._max_to_keep = max_to_keep
+        self._with_digest = with_digest
+        self._observer = observer
+        self._clock = clock
+        self._scan = RecordScan(bucket)
+        self._prepared: dict[SaveKey, Manifest] = {}
+        self._unclean: set[SaveKey] = set()
+        self._ended: dict[SaveKey, None] = {}  # in the order in which they ended
+        self._retention_due = True
+        self.health = VolumeHealth(observer)
+        self.revision = 0
+
+    # Facts in.
+
+    def rebuild(self) -> None:
+        """Forget everything and learn it from the store. Raises `StoreError`."""
+        self.ledger = self._empty_ledger()
+        self.health.clear()
+        self._scan.clear()
+        self._prepared.clear()
+        self._unclean.clear()
+        self._ended.clear()
+        self._retention_due = True
+        term = self._tenure.term
+        if term.attempt is not None:
+            for cluster, incarnation in sorted(term.clusters.items()):
+                self.ledger.grant(cluster, SaveOwner(term.attempt, incarnation))
+        steps = commits.committed_steps(self._bucket, _KIND)
+        if self._max_to_keep is None:
+            steps = steps[-_READ_AT_REBUILD:]
+        problems = []
+        for step in steps:
+            try:
+                stored = commits.read_manifest(self._bucket, _KIND, step)
+            except StepGoneError:
+                continue
+            except DamagedFileError as error:
+                problems.append(str(error))
+                continue
+            self.ledger.committed(_KIND, self._info(stored))
+        if problems:
+            self.health.found("manifests", "; ".join(problems))
+        self.scan()
+        self.revision += 1
+
+    def scan(self) -> None:
+        """Take what participants have put since. Raises `StoreError`."""
+        self._unclean |= self._scan.into(self.ledger)
+        self.health.solved("scan")
+
+    def look(self, key: SaveKey, participant: Participant) -> None:
+        """Take one receipt, if it is there. Raises `StoreError`."""
+        self._scan.look(self.ledger, key, participant)
+
+    def register(self, registration: SaveRegistration) -> Save:
+        """See `Ledger.register`."""
+        save = self.ledger.register(registration)
+        self.revision += 1
+        return save
+
+    # Work.
+
+    def settle(self, now: datetime) -> None:
+        """Commit what is complete before an attempt is superseded.
+
+        Raises:
+            StoreError: the store refused a commit; ask again.
+        """
+        while self._decide(now):
+            pass
+        self.act(now)
+
+    def act(self, now: datetime) -> None:
+        """Carry out decisions until none is left, then tidy. What the store refuses is kept for
+        `health`, and done again with the next call."""
+        try:
+            while self._decide(now):
+                pass
+            self.health.solved("commit")
+        except TermLostError:
+            raise
+        except StoreError as error:
+            self.health.io_error("commit", str(error))
+            return
+        for doing, work in (("outcome", self._end_saves), ("retention", self._retain)):
+            try:
+                work()
+                self.health.solved(doing)
+            except TermLostError:
+                raise
+            except StoreError as error:
+                self.health.io_error(doing, str(error))
+
+    def _decide(self, now: datetime) -> bool:
+        """Carry out what is decided now; whether anything changed."""
+        changed = False
+        sizes: dict[int, dict[str, int]] = {}  # of the objects of each step
+        for decision in self.ledger.decisions(now):
+            if isinstance(decision, VerifyReceipt):
+                step = decision.key.step
+                if step not in sizes:
+                    listed = self._bucket.below(keys.step_objects(step))
+                    sizes[step] = {info.key: info.bytes for info in listed}
+                self._verify(decision, sizes[step])
+            elif isinstance(decision, CommitSave):
+                self._commit(decision, now)
+            else:
+                self._abort(decision)
+            changed = True
+        return changed
+
+    def _verify(self, todo: VerifyReceipt, sizes: dict[str, int]) -> None:
+        problem = self._problem(todo.receipt, sizes)
+        if problem is None:
+            self.ledger.verified(todo.key, todo.receipt)
+        else:
+            self.ledger.fail(todo.key, AbortReason.BAD_FILE, problem)
+
+    def _problem(self, receipt: Receipt, sizes: dict[str, int]) -> str | None:
+        objects = names.shards(receipt)
+        for entry in receipt.files:
+            key = objects[entry.path]
+            if sizes.get(key) != entry.bytes:
+                there = "is missing" if key not in sizes else f"has {sizes[key]} bytes"
+                return f"{key} {there}, expected {entry.bytes} bytes"
+            if self._with_digest:
+                try:
+                    found = inspecting.read_digest(self._bucket, key, entry.bytes)
+                except (ObjectMissingError, ObjectChangedError) as error:
+                    return str(error)
+                if found != entry.digest:
+                    return f"{key} has digest {found}, expected {entry.digest}"
+        return None
+
+    def _commit(self, commit: CommitSave, now: datetime) -> None:
+        key = commit.key
+        if (digest := self._committed_before(key)) is not None:
+            self._end_committed(key, digest)
+            return
+        save = self.ledger.find(key)
+        parts = list(save.receipts.values()) if save is not None else []
+        objects = {path: name for part in parts for path, name in names.shards(part).items()}
+        # The same manifest when it is put again: the first put may have been done.
+        manifest = self._prepared.setdefault(
+            key,
+            Manifest(
+                kind=key.kind,
+                step=key.step,
+                attempt=key.owner.attempt,
+                incarnation=key.owner.incarnation,
+                run_uid=self._run_uid,
+                created_at=now,
+                participants=tuple(sorted(commit.registration.participants)),
+                files=commit.files,
+            ),
+        )
+        try:
+            stored = self._tenure.commit(manifest, objects)
+        except PromotionConflictError as error:
+            self.ledger.fail(key, AbortReason.CONFLICT, str(error))
+            return
+        for part in parts:
+            self._observer.written(part)
+        info = self._info(stored)
+        self.ledger.committed(key.kind, info)
+        seconds = (self._clock() - commit.registration.created_at).total_seconds()
+        self._observer.committed(key.kind, info, max(seconds, 0.0))
+        _LOG.info("%s committed, %d bytes, %s", key, info.bytes, info.digest)
+        self._ended_now(key)
+        self._retention_due = True
+
+    def _committed_before(self, key: SaveKey) -> str | None:
+        """Digest of the manifest by which another owner committed the step, if that is whole.
+
+        One that is not is set aside, and the step is saved again.
+        """
+        info = self.ledger.info(key.kind, key.step)
+        if info is None or info.owner == key.owner:
+            return None
+        try:
+            stored = commits.read_manifest(self._bucket, key.kind, key.step)
+        except StepGoneError:
+            self.ledger.uncommitted(key.kind, key.step)
+            return None
+        problems = inspecting.size_findings(self._bucket, stored)
+        if not problems:
+            return stored.digest
+        _LOG.warning("%s is committed but damaged, and is saved again: %s", key, problems[0])
+        mending.set_aside(self._bucket, stored)
+        self.ledger.uncommitted(key.kind, key.step)
+        return None
+
+    def _abort(self, abort: AbortSave) -> None:
+        key = abort.key
+        if (digest := self._committed_before(key)) is not None:
+            _LOG.warning("%s is committed already, although: %s", key, abort.cause.message)
+            self._end_committed(key, digest)
+            return
+        save = self.ledger.find(key)
+        for part in () if save is None else save.receipts.values():
+            self._observer.written(part)
+        self.ledger.aborted(key, abort.cause.message)
+        self._observer.aborted(key, abort.cause)
+        _LOG.warning("%s aborted: %s", key, abort.cause.message)
+        self._ended_now(key)
+
+    def _end_committed(self, key: SaveKey, digest: str) -> None:
+        self.ledger.ended_committed(key, digest)
+        self._ended_now(key)
+
+    def _ended_now(self, key: SaveKey) -> None:
+        self._prepared.pop(key, None)
+        self._unclean.add(key)
+        self.revision += 1
+
+    # What comes after.
+
+    def _end_saves(self) -> None:
+        for key in sorted(self._unclean):
+            save = self.ledger.find(key)
+            if save is not None and not save.open:
+                is_committed = save.state is SaveState.COMMITTED
+                tidy.end_save(
+                    self._bucket,
+                    key,
+                    SaveOutcome(
+                        kind=key.kind,
+                        step=key.step,
+                        error=None if is_committed else save.error or "",
+                        manifest_digest=save.manifest_digest if is_committed else None,
+                    ),
+                )
+            self._unclean.discard(key)
+        ended = {save.key: None for save in self.ledger.saves() if not save.open}
+        self._ended = {key: None for key in self._ended if key in ended} | ended
+        for key in list(self._ended)[:-OUTCOMES_KEPT]:
+            tidy.forget_save(self._bucket, key)
+            self.ledger.forget([key])
+            del self._ended[key]
+
+    def _retain(self) -> None:
+        if not self._retention_due or self._max_to_keep is None:
+            return
+        protected = {save.key.step for save in self.ledger.saves() if save.open}
+        newest = self.ledger.newest(_KIND)
+        if newest is not None:
+            protected.add(newest.step)
+        origin = self._tenure.term.origin
+        # Until the attempt has a checkpoint of its own it may resume from there once more.
+        own = any(info.owner in self.ledger.owners for info in self.ledger.infos(_KIND))
+        if origin is not None and origin.step is not None and not own:
+            protected.add(origin.step)
+        removed = tidy.retain(self._bucket, self._tenure, self.ledger, self._max_to_keep, protected)
+        for step in removed:
+            self.ledger.uncommitted(_KIND, step)
+            _LOG.info("step %d removed: at most %s are kept", step, self._max_to_keep)
+        self._retention_due = False
+
+    def _info(self, stored: Stored) -> CommittedInfo:
+        return info_of(Committed(stored.manifest, stored.digest), self._run_uid)

@@ -1,0 +1,123 @@
+"""Removes from a store what is over: records of ended saves, steps by retention, and orphans.
+
+Objects of an incarnation that is not in force can go at once: it can commit nothing any more (see
+`trainsync.storage.objects.live`). A copy's objects are left to ``trainsync checkpoints prune``.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from trainsync.api.protocol import SaveKind
+from trainsync.failpoints import failpoint
+from trainsync.monitor.ledger.ledger import Ledger
+from trainsync.monitor.ledger.saves import SaveKey, SaveOwner
+from trainsync.monitor.store.scan import records_of
+from trainsync.storage.errors import DamagedFileError, StepGoneError
+from trainsync.storage.layout import parse_step
+from trainsync.storage.objects import commits, keys
+from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.live import names
+from trainsync.storage.objects.live.term import Tenure
+from trainsync.storage.saves.receipts import SaveOutcome
+from trainsync.storage.saves.retention import choose_removals
+
+_KIND: Final = SaveKind.CHECKPOINT
+
+
+def end_save(bucket: Bucket, key: SaveKey, outcome: SaveOutcome) -> None:
+    """Record how a save ended, for its participants, and remove what they said.
+
+    Objects of an aborted save that receipts name go, too.
+    """
+    records = records_of(bucket, key)
+    failpoint("live.outcome")
+    records.write_outcome(outcome)
+    gone: list[str] = []
+    for info in bucket.below(records.folder):
+        part = names.parse_participant(info.key.removeprefix(f"{records.folder}/"))
+        if part is None:
+            continue
+        gone.append(info.key)
+        if outcome.error is not None and not part[1]:
+            try:
+                receipt = records.receipt(part[0])
+            except DamagedFileError:
+                continue  # its objects go with those of the attempt
+            if receipt is not None:
+                bucket.delete(sorted(names.shards(receipt).values()))
+    bucket.delete(gone)
+
+
+def forget_save(bucket: Bucket, key: SaveKey) -> None:
+    """Remove every record of a save that ended long ago."""
+    bucket.delete([info.key for info in bucket.below(records_of(bucket, key).folder)])
+
+
+def retain(
+    bucket: Bucket, tenure: Tenure, ledger: Ledger, keep: int, protected: set[int]
+) -> list[int]:
+    """Remove all but the last ``keep`` checkpoints, in the order of training; those removed.
+
+    Raises:
+        TermLostError: another monitor commits by now; nothing was removed.
+    """
+    ordered = sorted(ledger.infos(_KIND), key=lambda info: (info.age, info.step))
+    steps = choose_removals([info.step for info in ordered], [], keep, protected)
+    if not steps:
+        return []
+    # The right to remove; and what was about to be committed last must not be finished again.
+    tenure.change(intent=None)
+    for step in steps:
+        failpoint("live.removing")
+        remove_step(bucket, step)
+    return steps
+
+
+def remove_step(bucket: Bucket, step: int) -> None:
+    """Remove a checkpoint: its manifest first, then its objects."""
+    try:
+        stored = commits.read_manifest(bucket, _KIND, step)
+    except (StepGoneError, DamagedFileError):
+        return  # a person's, or a newer release's
+    bucket.delete([keys.manifest(_KIND, step)])
+    bucket.delete(sorted(stored.keys.values()))
+
+
+def sweep(bucket: Bucket, in_force: Iterable[SaveOwner]) -> list[str]:
+    """Remove records and shards of incarnations that are not in force; the folders removed."""
+    owners = {(owner.attempt, owner.incarnation) for owner in in_force}
+    swept = []
+    for folder in bucket.folders(names.SAVES):
+        owner = names.parse_owner(folder)
+        if owner is not None and owner not in owners:
+            bucket.delete([info.key for info in bucket.below(folder)])
+            swept.append(folder)
+    for step_folder in bucket.folders(keys.OBJECTS):
+        step = parse_step(step_folder.rpartition("/")[2])
+        if step is None:
+            continue
+        over = [
+            folder
+            for folder in bucket.folders(step_folder)
+            if (owner := names.parse_folder(folder)) is not None and owner not in owners
+        ]
+        if not over or (kept := _named(bucket, step)) is None:
+            continue
+        for folder in over:
+            found = [info.key for info in bucket.below(folder)]
+            is_aside = any(key.endswith(".damaged") for key in found)  # for people to look at
+            if folder not in kept and not is_aside:
+                bucket.delete(found)
+                swept.append(folder)
+    return swept
+
+
+def _named(bucket: Bucket, step: int) -> set[str] | None:
+    """Folders that the step's manifest names objects of; None: it cannot be understood."""
+    try:
+        stored = commits.read_manifest(bucket, _KIND, step)
+    except StepGoneError:
+        return set()
+    except DamagedFileError:
+        return None
+    return {keys.folder_of(key) for key in stored.keys.values()}

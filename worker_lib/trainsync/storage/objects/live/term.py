@@ -1,0 +1,231 @@
+"""The term: the attempt in force, and the monitor that may commit; see the package."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from trainsync.api.protocol import SaveKind
+from trainsync.failpoints import failpoint
+from trainsync.storage import records
+from trainsync.storage.errors import ClaimTakenError, PromotionConflictError, StorageError
+from trainsync.storage.objects import commits, inspecting, manifests
+from trainsync.storage.objects.bucket import Blob, Bucket
+from trainsync.storage.objects.errors import (
+    ObjectChangedError,
+    ObjectExistsError,
+    StoreUnavailableError,
+)
+from trainsync.storage.objects.live import names
+from trainsync.storage.objects.manifests import Stored
+from trainsync.storage.saves.manifest import Manifest
+from trainsync.storage.saves.receipts import Count, Incarnation
+
+_LOG = logging.getLogger(__name__)
+_TRIES: Final = 8
+
+
+class TermLostError(StorageError):
+    """Another monitor has taken the term: this one may change nothing any more."""
+
+
+class AttemptOverError(StorageError):
+    """A newer attempt is in force."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What an attempt goes on from: ``step`` of the manifest ``digest``; None: from nothing."""
+
+    step: Count | None = None
+    digest: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intent:
+    """The save that is about to be committed; ``manifest`` is its object's text."""
+
+    kind: SaveKind
+    step: Count
+    manifest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """``run/TERM.json``.
+
+    ``holder`` is the monitor that may commit, ``number`` grows with every change: no two contents
+    are alike, so no two have one e-tag. ``origin`` is None while it is not decided.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
+
+    run_uid: Annotated[str, Field(min_length=1, max_length=128)]
+    attempt: Count | None = None
+    clusters: dict[str, Incarnation] = field(default_factory=dict)
+    holder: Incarnation
+    number: Count = 0
+    origin: Origin | None = None
+    intent: Intent | None = None
+    version: Literal[1] = 1
+
+
+_TERM: Final = TypeAdapter(Term)
+
+
+def read_term(bucket: Bucket) -> Term | None:
+    """The term in force; None: no run has saved into this store.
+
+    Raises:
+        DamagedFileError: it cannot be understood.
+    """
+    blob = bucket.find(names.TERM)
+    return None if blob is None else _decode(blob)
+
+
+def check_claim(there: Term | None, run_uid: str, attempt: int, cluster: str, mine: str) -> None:
+    """See that ``mine`` may be the incarnation of ``attempt`` on ``cluster``.
+
+    Raises:
+        AttemptOverError: a newer attempt is in force.
+        ClaimTakenError: another incarnation has the attempt.
+    """
+    if there is None or there.run_uid != run_uid or there.attempt is None:
+        return
+    if there.attempt > attempt:
+        raise AttemptOverError(f"attempt {attempt} is over: the run is at attempt {there.attempt}")
+    holder = there.clusters.get(cluster)
+    if there.attempt == attempt and holder not in (None, mine):
+        raise ClaimTakenError(attempt, cluster, str(holder))
+
+
+class Tenure:
+    """One monitor's hold on the term. For one thread. All methods raise `StoreError`.
+
+    Args:
+        holder: random, of this monitor alone.
+    """
+
+    def __init__(self, bucket: Bucket, run_uid: str, holder: str) -> None:
+        self._bucket = bucket
+        self._run_uid = run_uid
+        self._holder = holder
+        self._blob: Blob | None = None
+        self._term: Term | None = None
+
+    @property
+    def term(self) -> Term:
+        """The term as this monitor wrote it last; `take` comes first."""
+        assert self._term is not None, "take comes first"
+        return self._term
+
+    def take(self, check: Callable[[Term | None], None]) -> None:
+        """Be the one that commits, and finish what the one before was about to commit.
+
+        Args:
+            check: sees what is there, right before it is replaced; what it raises stops that.
+        """
+        for _ in range(_TRIES):
+            blob = self._bucket.find(names.TERM)
+            there = None if blob is None else _decode(blob)
+            check(there)
+            if there is None or there.run_uid != self._run_uid:
+                mine = Term(run_uid=self._run_uid, holder=self._holder)
+            else:
+                mine = replace(there, holder=self._holder)
+            intent = None if there is None else there.intent
+            mine = replace(mine, intent=intent, number=0 if there is None else there.number + 1)
+            if self._put(mine, blob):
+                if intent is not None:
+                    self._finish(intent)
+                return
+        raise StoreUnavailableError(f"{self._bucket.name}: other monitors take the run's term")
+
+    def claim(self, attempt: int, cluster: str, incarnation: str) -> None:
+        """Put an attempt in force, or another cluster of it.
+
+        Raises:
+            TermLostError: another monitor has taken the term.
+            AttemptOverError, ClaimTakenError: see `check_claim`.
+        """
+        now = self.term
+        check_claim(now, self._run_uid, attempt, cluster, incarnation)
+        if now.attempt == attempt:
+            self.change(clusters={**now.clusters, cluster: incarnation})
+        else:
+            self.change(attempt=attempt, clusters={cluster: incarnation}, origin=None)
+
+    def change(self, **changes: Any) -> None:
+        """Replace the term; raises `TermLostError`."""
+        failpoint("live.term")
+        for _ in range(_TRIES):
+            wanted = replace(self.term, number=self.term.number + 1, **changes)
+            if self._put(wanted, self._blob):
+                return
+            self.check()  # else a put of this monitor's own came late
+        raise StoreUnavailableError(f"{self._bucket.name}: the run's term cannot be replaced")
+
+    def check(self) -> None:
+        """See that the term is still this monitor's; raises `TermLostError`."""
+        blob = self._bucket.find(names.TERM)
+        there = None if blob is None else _decode(blob)
+        if blob is None or there is None or there.holder != self._holder:
+            where = "" if there is None else f", which is at attempt {there.attempt}"
+            raise TermLostError(
+                f"attempt {self.term.attempt} may not commit any more: another process has taken "
+                f"over the run in {self._bucket.name}{where}"
+            )
+        self._blob, self._term = blob, there
+
+    def commit(self, manifest: Manifest, objects: dict[str, str]) -> Stored:
+        """Commit a save whose objects are all there.
+
+        Raises:
+            TermLostError: another monitor has taken the term; nothing was committed.
+            PromotionConflictError: another save is committed at its step.
+        """
+        text = manifests.encode(manifest, objects).decode()
+        self.change(intent=Intent(kind=manifest.kind, step=manifest.step, manifest=text))
+        failpoint("live.intent")
+        return commits.commit(self._bucket, manifest, objects)
+
+    def clear(self) -> None:
+        """Forget the last intent: its save may be removed then. Raises `TermLostError`."""
+        if self.term.intent is not None:
+            self.change(intent=None)
+
+    def _finish(self, intent: Intent) -> None:
+        stored = manifests.decode(intent.manifest.encode(), intent.kind, intent.step)
+        if inspecting.size_findings(self._bucket, stored):
+            _LOG.warning(
+                "%s %d was about to be committed, and is not whole: it is not committed",
+                intent.kind,
+                intent.step,
+            )
+            return
+        try:
+            commits.commit(self._bucket, stored.manifest, dict(stored.keys))
+        except PromotionConflictError as error:
+            _LOG.warning("%s", error)
+
+    def _put(self, term: Term, old: Blob | None) -> bool:
+        data = records.encode(_TERM, term)
+        try:
+            if old is None:
+                self._bucket.create(names.TERM, data)
+            else:
+                self._bucket.replace(names.TERM, data, old)
+        except (ObjectExistsError, ObjectChangedError):
+            return False
+        blob = self._bucket.get(names.TERM)
+        if blob.data != data:
+            return False  # it is another's by now
+        self._blob, self._term = blob, term
+        return True
+
+
+def _decode(blob: Blob) -> Term:
+    return records.decode(_TERM, blob.data, Path(names.TERM))
