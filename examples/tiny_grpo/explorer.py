@@ -64,7 +64,8 @@ class Explorer:
         for turn in self._pace:
             seed = derive_seed(self._config.seed, "rollout", turn.number, self._index)
             prompts = self._prompts(turn.number)
-            rollouts = sample(self._model, prompts, self._config.group_size, seed)
+            scoring = self._pace.span("rl.reward")
+            rollouts = sample(self._model, prompts, self._config.group_size, seed, scoring)
             self._pace.deliver(turn, Answers(rollouts, self._probe))
         return self._probe
 

@@ -1,5 +1,6 @@
 """The policy's answers to prompts, with log-probabilities and rewards for GRPO."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Self
 
@@ -40,13 +41,20 @@ class Rollouts:
 
 
 @torch.no_grad()
-def sample(model: torch.nn.Module, prompts: list[str], group_size: int, seed: int) -> Rollouts:
+def sample(
+    model: torch.nn.Module,
+    prompts: list[str],
+    group_size: int,
+    seed: int,
+    scoring: AbstractContextManager[None] | None = None,
+) -> Rollouts:
     """Let ``model`` answer every prompt ``group_size`` times, and score the answers.
 
     Args:
         model: The unsharded policy (transformers' causal LM with a key-value cache).
         prompts: All of one length.
         seed: Determines the answers for given weights.
+        scoring: Around the scoring; None: nothing is.
     """
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
@@ -62,9 +70,10 @@ def sample(model: torch.nn.Module, prompts: list[str], group_size: int, seed: in
         logprobs.append(distribution.gather(1, inputs))
         tokens.append(inputs)
     answers = torch.cat(tokens[1:], dim=1).tolist()
-    scores = [
-        reward(prompt, decode(answer)) for prompt, answer in zip(repeated, answers, strict=True)
-    ]
+    with scoring or nullcontext():
+        scores = [
+            reward(prompt, decode(answer)) for prompt, answer in zip(repeated, answers, strict=True)
+        ]
     return Rollouts(
         tokens=torch.cat(tokens, dim=1).cpu(),
         logprobs=torch.cat(logprobs, dim=1).cpu(),

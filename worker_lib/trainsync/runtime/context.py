@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,9 +36,12 @@ from trainsync.runtime.servers import reported_servers
 from trainsync.runtime.settings import RunSettings, read_settings
 from trainsync.runtime.shutdown import DEFAULT_GRACE_SECONDS, GracefulShutdown
 from trainsync.runtime.stop.stopping import StopRequests
+from trainsync.runtime.trace_resource import trace_resource
 from trainsync.storage.hosting import Hosting
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.permissions import open_to_group
+from trainsync.tracing import steps as tracing
+from trainsync.tracing.steps import StepTracer
 
 if TYPE_CHECKING:
     import torch
@@ -80,6 +84,10 @@ class RunContext(RunDescription):
         self._asked_resume = False
         self._hosting: Hosting | None = None
         self._making = threading.Lock()  # guards the Synchronizer
+        self._tracer = StepTracer(self._incarnation)
+        self._step_began = time.time()  # of the step that is reported next
+        self._last_traced = -1
+        tracing.start(trace_resource(settings))
 
     @classmethod
     def from_env(
@@ -172,6 +180,20 @@ class RunContext(RunDescription):
         report = progress_report(step, total, metrics, known, seconds)
         self._progress.links = known
         self._progress.send(report, self.monitor)
+        if step > self._last_traced:  # the last step is reported again at the end
+            began, self._step_began, self._last_traced = self._step_began, time.time(), step
+            self._tracer.record(step, "rl.loop", began, key=())
+
+    def span(
+        self, name: str, step: int, **attributes: str | bool | int | float
+    ) -> AbstractContextManager[None]:
+        """Around a part of ``step``, in any process of the attempt: a span of the step's trace.
+
+        Such as ``with ctx.span("rl.reward", step):``. Does nothing unless
+        ``OTEL_EXPORTER_OTLP_ENDPOINT`` is set. The step's own span ends at `report`, and began at
+        the report before.
+        """
+        return self._tracer.span(step, name, attributes)
 
     @property
     def reports(self) -> SenderStats:
@@ -281,6 +303,7 @@ class RunContext(RunDescription):
     def _resume_from(self, point: ResumePoint | None) -> Resume | None:
         self._resumed = None if point is None else self._open(point)
         self._asked_resume = True
+        self._step_began = time.time()
         return self._resumed
 
     def _open(self, point: ResumePoint) -> Resume:
@@ -465,8 +488,15 @@ class RunContext(RunDescription):
         self._refuse_pace()
         policy = self.sync.policy(batches_per_step)
         self._pace = pace = TrainerPace(
-            self.synchronizer(), policy, publish, step, batches_per_step, meanwhile
+            self.synchronizer(),
+            policy,
+            publish,
+            step,
+            batches_per_step,
+            meanwhile,
+            tracer=self._tracer,
         )
+        self._step_began = time.time()
         return pace
 
     def pace_explorer(

@@ -12,6 +12,7 @@ from trainsync.runtime.relays.call_relay import CallRelay
 from trainsync.runtime.relays.committed_weights import read_weights
 from trainsync.runtime.relays.monitor_relays import AbortRelay, CommitRelay
 from trainsync.runtime.settings import RunSettings
+from trainsync.tracing.steps import StepTracer
 from trainsync.weights.synchronizer.connection import find_group
 from trainsync.weights.synchronizer.remote import RemoteSynchronizer
 from trainsync.weights.transports.base import WeightSource, meta_of
@@ -84,6 +85,7 @@ def open_explorer(
             timeout=settings.sync.timeout,
             source=source,
             schema_may_change=schema_may_change,
+            tracer=None if settings.incarnation is None else StepTracer(settings.incarnation),
         )
     except BaseException:
         source.close()  # else the trainer goes on to see an explorer that is not used

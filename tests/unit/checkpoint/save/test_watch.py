@@ -23,6 +23,8 @@ LATER = Participants(4, checkpoint=(("optim", 0),))
 class Monitor:
     """Refuses registrations with ``refusals``, one after another; then saves end as scripted."""
 
+    incarnation = "a"
+
     def __init__(self, *refusals: Exception, error: str | None = None) -> None:
         self.refusals = list(refusals)
         self.error = error

@@ -151,7 +151,7 @@ def test_deltas_of_what_is_gathered_are_refused() -> None:
 def test_deltas_of_a_megatron_model_are_refused_before_anything_is_published() -> None:
     sync = SimpleNamespace(method=SyncMethod.MEMORY, delta=True, timeout=1.0)
     engine = TrainedMegatron([torch.nn.Linear(1, 1)], SimpleNamespace(hf_config=None))
-    context: Any = SimpleNamespace(sync=sync)
+    context: Any = SimpleNamespace(sync=sync, incarnation="a")
     with pytest.raises(ValueError, match=r"expected sync\.delta false with the method memory"):
         WeightPublisher(context, engine)
 
@@ -167,7 +167,8 @@ def test_deltas_of_a_megatron_model_are_refused_before_anything_is_published() -
 def test_what_a_method_does_not_take_is_refused_in_one_sentence(
     method: SyncMethod, arguments: dict[str, Any], told: str
 ) -> None:
-    context: Any = SimpleNamespace(sync=SimpleNamespace(method=method, delta=False, timeout=1.0))
+    sync = SimpleNamespace(method=method, delta=False, timeout=1.0)
+    context: Any = SimpleNamespace(sync=sync, incarnation="a")
     with pytest.raises(ValueError, match=told):
         WeightPublisher(context, TrainedModule(torch.nn.Linear(1, 1)), **arguments)
 
@@ -221,7 +222,7 @@ def test_a_rank_that_could_not_upload_is_heard_on_all(monkeypatch: pytest.Monkey
     monkeypatch.setattr(publisher, "trainer_ranks", make)
     monkeypatch.setattr(publisher, "fsdp_upload_state_dict", uploaded)
     sync = SimpleNamespace(method=SyncMethod.MEMORY, delta=False, timeout=1.0)
-    context: Any = SimpleNamespace(sync=sync, synchronizer=lambda: None)
+    context: Any = SimpleNamespace(sync=sync, incarnation="a", synchronizer=lambda: None)
     with WeightPublisher(context, TrainedModule(torch.nn.Linear(1, 1))) as publishing:
         (ranks,) = made
         assert publishing.publish(1).bytes == 7

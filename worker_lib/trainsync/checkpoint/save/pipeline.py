@@ -35,6 +35,12 @@ from trainsync.checkpoint.save.stats import CheckpointStats, Counters
 from trainsync.checkpoint.save.watch import SaveWatch
 from trainsync.failpoints import failpoint
 from trainsync.monitor.client.base import MonitorClient
+<<<<<<< HEAD
+=======
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.saves.writers import Writer
+from trainsync.tracing.steps import StepTracer, wall
+>>>>>>> restart
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +90,7 @@ class SavePipeline:
         self._lock = threading.Lock()  # guards `_unwritten`
         self._state_dicts = state_dicts_of(monitor)
         self._abandoned = False
+        self._tracer = StepTracer(monitor.incarnation)
         ending.know(self)
 
     # -- a save -----------------------------------------------------------------------------
@@ -250,13 +257,21 @@ class SavePipeline:
 
     def _note_staged(self, save: _Save) -> None:
         save.cost.staged = time.monotonic()
+        self._trace(save, "stage", save.cost.entered)
         failpoint("save.staged")
 
     def _write(self, save: _Save) -> None:
+        began = time.monotonic()
         try:
             written = save.writer.write(save.state, save.cost, self._options.permits)
+        except BaseException as error:
+            self._trace(save, "write", began, error)
+            self._trace(save, None, save.cost.entered, error)
+            raise
         finally:
             self._release(save)
+        self._trace(save, "write", began)
+        self._trace(save, None, save.cost.entered)
         self._counters.add(
             written_files=written.files,
             written_bytes=written.bytes,
@@ -308,7 +323,29 @@ class SavePipeline:
     def _give_up(self, save: _Save, error: BaseException) -> Exception:
         """Report a save that was not staged; returns what the caller is to raise."""
         self._release(save)
+        self._trace(save, None, save.cost.entered, error)
         return save.writer.fail(error)
+
+    def _trace(
+        self, save: _Save, phase: str | None, began: float, error: BaseException | None = None
+    ) -> None:
+        """A phase of the save is over, or with None the save; ``began``: of `time.monotonic`."""
+        part = save.writer.part
+        key = ("save", part.kind.value, part.name, self.rank)
+        self._tracer.record(
+            part.step,
+            "trainsync.save" if phase is None else f"trainsync.save.{phase}",
+            wall(began),
+            attributes={
+                "trainsync.save.kind": part.kind.value,
+                "trainsync.save.component": part.name,
+                "trainsync.save.bytes": save.cost.staged_bytes,
+                "trainsync.rank": self.rank,
+            },
+            key=key if phase is None else None,
+            under=() if phase is None else key,
+            error=error,
+        )
 
     # -- waiting, and the end ---------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from trainsync.checkpoint.save.registration import AWAY, Participants, register_
 from trainsync.checkpoint.save.threads import SerialExecutor
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.errors import ClientClosedError
+from trainsync.tracing.steps import StepTracer
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class _Followed:
     deadline: float
     open: list[SaveKind]
     registered: bool = False
+    began: float = field(default_factory=time.time)
     answered: threading.Event = field(default_factory=threading.Event)  # the registration
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -113,6 +115,7 @@ class SaveWatch:
         self.times: Final = times
         self._timeout = timeout
         self._tell_ended = ended
+        self._tracer = StepTracer(monitor.incarnation)
         self._followed: list[_Followed] = []
         self._failures: list[_Failure] = []
         self._lock = threading.Lock()  # guards the failures
@@ -324,6 +327,7 @@ class SaveWatch:
             seconds = times.shared_poll if self._following.waiting else times.poll
             status = question.ask(max(0.0, min(seconds, left)))
             if status is not None and status.state is SaveState.COMMITTED:
+                self._trace(save, save.open[0])
                 self._tell_ended(save.open.pop(0), save.participants.step, True)
             elif left <= 0:
                 raise question.timeout()
@@ -352,11 +356,23 @@ class SaveWatch:
         self, save: _Followed, error: Exception | None = None, kind: SaveKind | None = None
     ) -> None:
         if isinstance(error, SaveAbortedError) and kind is not None:
+            self._trace(save, kind, error)
             self._tell_ended(kind, save.participants.step, False)
         if error is not None:
             self._keep(save.participants.step, error, kind, tolerant=save.tolerant)
         save.answered.set()
         save.ended.set()
+
+    def _trace(
+        self, save: _Followed, kind: SaveKind, error: SaveAbortedError | None = None
+    ) -> None:
+        self._tracer.record(
+            save.participants.step,
+            "trainsync.save.commit",
+            save.began,
+            attributes={"trainsync.save.kind": kind.value},
+            error=error,
+        )
 
     def _heard(self, kind: SaveKind, step: int, cause: str) -> None:
         """The monitor aborted a save that another process may have registered."""

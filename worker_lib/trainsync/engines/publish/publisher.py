@@ -23,6 +23,7 @@ from trainsync.engines.protocol import is_megatron
 from trainsync.engines.publish.model_update_group import ModelUpdateGroup, fsdp_sync_weight_nccl
 from trainsync.engines.trainer_ranks import trainer_ranks
 from trainsync.runtime.context import RunContext
+from trainsync.tracing.steps import StepTracer
 from trainsync.weights.buckets.tensor_part import check_narrow
 from trainsync.weights.proof.asking import Prover
 from trainsync.weights.transports.shared_memory.segment_store import Sweeper
@@ -121,6 +122,8 @@ class WeightPublisher:
         Sweeper().sweep()  # memory that a killed trainer left here, for every method
         check_narrow(dtype)
         method = ctx.sync.method
+        self._tracer = StepTracer(ctx.incarnation)
+        self._traced = {"trainsync.sync.method": method.value}
         if dtype is not None and method is SyncMethod.CHECKPOINT:
             raise ValueError(
                 "with sync.method 'checkpoint' weights travel in the files that are committed, as "
@@ -162,7 +165,8 @@ class WeightPublisher:
             What `fsdp_upload_state_dict`, `fsdp_sync_weight_nccl` or `fsdp_save_state_dict` raise,
             for the method.
         """
-        return self._method.publish(step)
+        with self._tracer.span(step, "rl.sync", self._traced):
+            return self._method.publish(step)
 
     def close(self) -> None:
         """Let go of what it holds. Explorers keep what they serve."""

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeGuard
 
+from trainsync.tracing.steps import StepTracer
 from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.errors import (
     DigestMismatchError,
@@ -67,6 +68,7 @@ class ExplorerClient:
         source: brings the bytes; of Ray's object store when it is not given. `leave` closes it.
         schema_may_change: take versions whose names, shapes or dtypes are not those of the first
             one that was acknowledged; by default they are refused.
+        tracer: of the attempt, to record how long each version took; None: nothing is recorded.
 
     Attributes:
         timeout: seconds of every call that is not given any.
@@ -83,8 +85,11 @@ class ExplorerClient:
         source: WeightSource | None = None,
         *,
         schema_may_change: bool = False,
+        tracer: StepTracer | None = None,
     ) -> None:
         self.timeout = timeout
+        self._tracer = tracer
+        self._take_began = 0.0
         self.torn = False
         self.refused = -1
         self._source = source or MemorySource()
@@ -149,6 +154,7 @@ class ExplorerClient:
             What `WeightSource.fetch` raises; NothingPublishedError; SchemaMismatchError: names,
                 shapes or dtypes are not those of the version that was taken first.
         """
+        self._take_began = time.time()
         published: Published = self._published()
         return self._fetch(published, self.timeout)
 
@@ -176,6 +182,7 @@ class ExplorerClient:
             with contextlib.suppress(NothingPublishedError):
                 published: Published = self._published()
                 if published.meta.version > current_version:
+                    self._take_began = time.time()
                     weights = self._take(published, deadline, end)
                     if weights is not None:
                         return weights
@@ -214,6 +221,14 @@ class ExplorerClient:
     def note_loaded(self, weights: Weights) -> None:
         """An engine has taken ``weights``: acknowledge them."""
         self.torn = False
+        if self._tracer is not None:
+            name = self._registration.explorer
+            self._tracer.record(
+                weights.version,
+                "trainsync.take",
+                self._take_began,
+                attributes={"trainsync.explorer": name},
+            )
         self.acknowledge(weights)
 
     def note_failed(self, version: int, error: BaseException) -> None:

@@ -26,13 +26,14 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import ray
 import torch
 
+from trainsync.tracing.steps import StepTracer
 from trainsync.weights.errors import (
     DigestMismatchError,
     ExplorerLostError,
@@ -47,6 +48,7 @@ from trainsync.weights.explorer.client import ExplorerClient
 from trainsync.weights.pacing.calls import ExplorerOrder, TrainerTask
 from trainsync.weights.pacing.messages import Batch, TrainerPlan, Turn
 from trainsync.weights.pacing.policy import ExplorerMove, SyncPolicy
+from trainsync.weights.pacing.rollout_trace import RolloutTimes, TracedPayload, record_rollout
 from trainsync.weights.synchronizer.connection import SynchronizerConnection
 from trainsync.weights.synchronizer.roster import STOPPED
 
@@ -74,6 +76,7 @@ class TrainerPace:
             many as there are explorers.
         meanwhile: called every few seconds while there is nothing to train on; what it raises
             ends the wait. It may look after the explorers' processes.
+        tracer: of the attempt, for the traces of its steps; None: nothing is recorded.
     """
 
     def __init__(
@@ -84,7 +87,11 @@ class TrainerPace:
         step: int,
         batches_per_step: int = 1,
         meanwhile: Callable[[], object] = lambda: None,
+        *,
+        tracer: StepTracer | None = None,
     ) -> None:
+        self._tracer = tracer
+        self._train_began = time.time()
         self._plan = TrainerPlan(policy, batches_per_step)
         self._publish = publish
         self._meanwhile = meanwhile
@@ -112,8 +119,16 @@ class TrainerPace:
                 again, or the first version or four in a row were aborted.
             What ``publish`` and ``meanwhile`` raise.
         """
+        began = time.time()
         with self._waiting():
-            return self._next_batches()
+            batches = self._next_batches()
+        self._train_began = time.time()
+        if self._tracer is not None:
+            step = self._step + 1
+            self._tracer.record(step, "trainsync.wait", began, self._train_began)
+            for batch in batches:
+                record_rollout(self._tracer, step, batch)
+        return [replace(batch, payload=_bare(batch.payload)) for batch in batches]
 
     def _next_batches(self) -> list[Batch]:
         lost: list[tuple[str, int]] = []
@@ -143,6 +158,8 @@ class TrainerPace:
         if step != self._step + 1:
             raise ValueError(f"step {step} does not follow step {self._step}")
         self._step = step
+        if self._tracer is not None:
+            self._tracer.record(step, "rl.train", self._train_began)
         self._call("end_step", step)
 
     def finish(self) -> list[str]:
@@ -199,6 +216,7 @@ class ExplorerPace:
         self._update = update
         self._timeout = timeout
         self.version = -1
+        self._times = RolloutTimes()
         self._retry_at = math.inf  # when a version that could not be taken is tried again
         client.ask("join_pace", timeout=_ANSWER_SECONDS)
 
@@ -226,6 +244,7 @@ class ExplorerPace:
                 if not self._take(order.published):
                     return
             elif order.turn is not None:
+                self._times = RolloutTimes()
                 yield order.turn
 
     def _take(self, offered: int) -> bool:
@@ -248,6 +267,11 @@ class ExplorerPace:
         self.version = self.version if version is None else version
         return version is not None
 
+    def span(self, name: str) -> AbstractContextManager[None]:
+        """Around a part of the present turn, such as ``rl.reward``: a span of the trace of the step
+        that trains on the batch. Does nothing unless ``OTEL_EXPORTER_OTLP_ENDPOINT`` is set."""
+        return self._times.span(name)
+
     def deliver(self, turn: Turn, payload: object) -> bool:
         """Give the trainer the batch of ``turn``; any object that Ray can carry.
 
@@ -256,13 +280,17 @@ class ExplorerPace:
         taken: bool = self._client.ask(
             "deliver_batch",
             turn,
-            [ray.put(payload)],
+            [ray.put(self._times.added_to(payload))],
             self._timeout,
             timeout=self._timeout + _ANSWER_SECONDS,
         )
         if not taken:
             logger.warning("batch %d came too late and is not trained on", turn.number)
         return taken
+
+
+def _bare(payload: Any) -> Any:
+    return payload.payload if isinstance(payload, TracedPayload) else payload
 
 
 def _lacks_memory(error: RuntimeError) -> bool:
