@@ -1,8 +1,10 @@
 """One agent, put together: its threads, its endpoint, and their end."""
 
+import hashlib
 import logging
 import threading
 import time
+from dataclasses import dataclass
 from http import HTTPStatus
 from ipaddress import ip_address
 from typing import Any, Final
@@ -12,8 +14,11 @@ import torch
 from trainsync.agent.admission.reading import CommittedVersions
 from trainsync.agent.board import Board
 from trainsync.agent.directory_feed import DirectoryFeed
-from trainsync.agent.endpoint import Answer, HealthEndpoint, json_answer, text_answer
+from trainsync.agent.endpoint import Answer, EndpointError, HealthEndpoint, json_answer, text_answer
 from trainsync.agent.feed import VersionFeed
+from trainsync.agent.fellows.reader import FellowsReader
+from trainsync.agent.fellows.registry import FellowsLink
+from trainsync.agent.fellows.sharing import FellowServer
 from trainsync.agent.following import Follower
 from trainsync.agent.metrics import CONTENT_TYPE, AgentMetrics
 from trainsync.agent.rendezvous.hints import Hints
@@ -30,6 +35,15 @@ from trainsync.weights.staging.area import StagingArea
 
 _LOG = logging.getLogger(__name__)
 _ALIVE_SECONDS: Final = 4.0  # a probe waits for 5
+
+
+@dataclass(frozen=True)
+class _PassingOn:
+    """What an agent with ``--fellows`` has."""
+
+    link: FellowsLink
+    server: FellowServer
+    reader: FellowsReader
 
 
 class Agent:
@@ -79,13 +93,19 @@ class Agent:
         except BaseException:
             self._area.close()
             raise
+        try:
+            self._fellows = self._passing_on() if settings.fellows else None
+        except OSError as error:
+            self._endpoint.close()
+            self._area.close()
+            raise EndpointError(f"fellows cannot be served: {error}") from error
         follower = Follower(
             self._board,
             self._server_watch,
             CommittedVersions(
                 settings.directory,
                 settings.name,
-                read_weights,
+                read_weights if self._fellows is None else self._fellows.reader,
                 required=settings.proof == "required",
             ),
             self._area,
@@ -123,6 +143,11 @@ class Agent:
             if self._link is None
             else [threading.Thread(target=self._link.run, name="trainsync-monitor", daemon=True)]
         )
+        if self._fellows is not None:
+            run = self._fellows.link.run
+            self._reporting.append(
+                threading.Thread(target=run, name="trainsync-registry", daemon=True)
+            )
         for thread in (*self._threads, *self._reporting):
             thread.start()
         _LOG.info("%s follows %s; see %s", settings.server, settings.directory, self.url)
@@ -195,11 +220,37 @@ class Agent:
         self._area.close()
         if self._link is not None:
             self._link.close()
+        if self._fellows is not None:
+            self._fellows.server.close()
+            self._fellows.link.close()
+            self._fellows.reader.close()
         if ended:
             self._looking.close()
             self._health.close()
             self._driving.close()
         return ended
+
+    def _passing_on(self) -> "_PassingOn":
+        """Raises `OSError`: nothing can be listened on, or kept in the memory."""
+        settings = self._settings
+        assert settings.rendezvous is not None
+        link = FellowsLink(settings.rendezvous, self._stop, self._times.fellows)
+        server = FellowServer(settings.host, link.key, self._times.stall / 2)
+        link.address = server.address
+        name = hashlib.sha256(settings.server.encode()).hexdigest()[:16]
+        try:
+            reader = FellowsReader(
+                read_weights,
+                settings.memory / f"trainsync-fellows-{name}",
+                link.known,
+                server,
+                self._metrics,
+                self._times.stall,
+            )
+        except OSError:
+            server.close()
+            raise
+        return _PassingOn(link, server, reader)
 
     def _healthz(self) -> Answer:
         threads = (*self._threads, *self._reporting)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Final, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -14,6 +15,10 @@ from trainsync.agent.state import AgentState, ReadinessLimits, UpdateOutcome
 from trainsync.api.metrics import Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+FetchSource = Literal["volume", "fellow"]
+_SOURCES: Final[tuple[FetchSource, ...]] = get_args(FetchSource)
 
 
 class AgentMetrics:
@@ -35,6 +40,10 @@ class AgentMetrics:
         self._update_seconds = _histogram(declared.UPDATE_SECONDS, self._registry)
         self._pause_seconds = _histogram(declared.PAUSE_SECONDS, self._registry)
         self._staged_bytes = _counter(declared.STAGED_BYTES, self._registry)
+        self._fetched = _counter(declared.FETCHED_BYTES, self._registry)
+        self._fellow_failures = _counter(declared.FELLOW_FAILURES, self._registry)
+        for source in _SOURCES:
+            self._fetched.labels(source)
         self._proofs = _counter(declared.PROOFS, self._registry)
         self._proof_seconds = _histogram(declared.PROOF_SECONDS, self._registry)
         for verdict in Verdict:
@@ -68,6 +77,14 @@ class AgentMetrics:
     def staged(self, count: int) -> None:
         """So many bytes were laid into shared memory."""
         self._staged_bytes.inc(count)
+
+    def fetched(self, source: FetchSource, count: int) -> None:
+        """So many bytes of a version came from there."""
+        self._fetched.labels(source).inc(count)
+
+    def fellow_failed(self) -> None:
+        """A fellow did not give a file."""
+        self._fellow_failures.inc()
 
     def render(self) -> bytes:
         """The exposition, in Prometheus's text format."""

@@ -39,6 +39,16 @@ PAUSE_SECONDS: Final = histogram(
 STAGED_BYTES: Final = counter(
     "trainsync_agent_staged_bytes_total", "Bytes laid into shared memory.", unit="bytes"
 )
+FETCHED_BYTES: Final = counter(
+    "trainsync_agent_fetched_bytes_total",
+    "Bytes of versions that were fetched with `--fellows`, by where they came from.",
+    Label("source", "volume, fellow", 2),
+    unit="bytes",
+)
+FELLOW_FAILURES: Final = counter(
+    "trainsync_agent_fellow_failures_total",
+    "Times that a fellow did not give a file, or a wrong one, and another source was taken.",
+)
 PROOFS: Final = counter(
     "trainsync_agent_proofs_total",
     "Times that the server's weights were judged.",

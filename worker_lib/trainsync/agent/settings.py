@@ -58,6 +58,7 @@ class AgentSettings:
     Attributes:
         name: of this agent, in its leases.
         rendezvous: None: without a monitor.
+        fellows: whether versions are taken from other agents, and given to them.
     """
 
     server: str
@@ -77,6 +78,7 @@ class AgentSettings:
     log_level: LogLevel
     name: str
     rendezvous: Rendezvous | None = None
+    fellows: bool = False
 
 
 class _Parser(argparse.ArgumentParser):
@@ -159,6 +161,15 @@ def parser(
         None,
         "URL of the server, for clients; else its port at --host, if that is no loopback address",
     )
+    made.add_argument(
+        "--fellows",
+        action="store_const",
+        const="true",
+        default=environ.get(env.AGENT_FELLOWS) or "false",
+        help="take versions from other agents of the run, and pass them on, which needs --monitor, "
+        "an address of this host as --host, and room for one more version in --memory; or "
+        f"{env.AGENT_FELLOWS}=true",
+    )
     add("--log-level", [env.LOG_LEVEL], LogLevel.INFO, ", ".join(LogLevel))
     return made
 
@@ -208,6 +219,7 @@ def read_settings(
         log_level=LogLevel(_choice("--log-level", given.log_level, [*LogLevel])),
         name=f"agent-{environ.get(env.POD_NAME) or socket.gethostname()}",
         rendezvous=_rendezvous(given),
+        fellows=_fellows(given),
     )
 
 
@@ -233,6 +245,18 @@ def _rendezvous(given: argparse.Namespace) -> Rendezvous | None:
         servers=given.servers,
         endpoint=_url("--endpoint", given.endpoint) if given.endpoint else _endpoint(given),
     )
+
+
+def _fellows(given: argparse.Namespace) -> bool:
+    if _choice(env.AGENT_FELLOWS, given.fellows, ("true", "false")) == "false":
+        return False
+    if not given.monitor:
+        raise AgentSettingsError("--fellows needs --monitor, which tells agents of one another")
+    if ip_address(_address(given.host)).is_unspecified:
+        raise AgentSettingsError(
+            f"--host is {given.host}, expected an address at which fellows reach this agent"
+        )
+    return True
 
 
 def _endpoint(given: argparse.Namespace) -> str | None:

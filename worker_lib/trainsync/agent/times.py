@@ -17,6 +17,8 @@ class AgentTimes:
         unhinted: between two looks at the directory while the monitor tells of versions: a hint
             that is lost costs no more.
         calm, busy: a report waits so long at the monitor for news; busy while the state changes.
+        stall: without a byte from a fellow, after which the next source is taken.
+        fellows: between two questions for other agents.
         longest_retry: the longest wait for a monitor that does not answer.
     """
 
@@ -30,6 +32,8 @@ class AgentTimes:
     calm: float = 5.0
     busy: float = 1.0
     longest_retry: float = 10.0
+    stall: float = 5.0
+    fellows: float = 5.0
 
 
 DEFAULT_TIMES = AgentTimes()

@@ -379,6 +379,33 @@ class ServerNews(Model):
     )
 
 
+class FellowReport(Model):
+    """POST /v1/servers/fellows, every 5 s: an agent passes versions on to others of the run.
+
+    The token is as with `ServerReport`. 404: this monitor is older.
+    """
+
+    address: str = Field(pattern=r"^(\[[0-9a-fA-F:.]+\]|[0-9.]+):[0-9]{1,5}$", max_length=64)
+
+
+class Fellow(Model):
+    """An agent that passes versions on; its name is its pod's."""
+
+    name: str
+    address: str
+
+
+class FellowsAnswer(Model):
+    """Answer of POST /v1/servers/fellows: the other agents, by name.
+
+    ``key`` is a secret of the run's agents, which they prove to one another.
+    """
+
+    me: str
+    key: str = Field(repr=False)
+    fellows: list[Fellow]
+
+
 class ServersAnswer(Model):
     """Answer of GET /v1/inference-servers, by name; 404: this monitor is older."""
 

@@ -35,12 +35,7 @@ from trainsync.checkpoint.save.stats import CheckpointStats, Counters
 from trainsync.checkpoint.save.watch import SaveWatch
 from trainsync.failpoints import failpoint
 from trainsync.monitor.client.base import MonitorClient
-<<<<<<< HEAD
-=======
-from trainsync.storage.layout import RunDirectory
-from trainsync.storage.saves.writers import Writer
 from trainsync.tracing.steps import StepTracer, wall
->>>>>>> restart
 
 logger = logging.getLogger(__name__)
 

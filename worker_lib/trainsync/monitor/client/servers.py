@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from trainsync.api.protocol import ServerNews, ServerReport
+from trainsync.api.protocol import FellowReport, FellowsAnswer, ServerNews, ServerReport
 from trainsync.monitor.client.requests import Requests, parse
 from trainsync.monitor.client.retry import RetryPolicy
 
@@ -40,6 +40,18 @@ class ServersClient:
             read_seconds=_READ_SECONDS + wait_seconds,
         )
         return parse(ServerNews, answer)
+
+    def fellows(self, report: FellowReport) -> FellowsAnswer:
+        """Say where this agent passes versions on, once; hear of the other agents.
+
+        Raises:
+            NotServedError: the monitor is older than the agent.
+            MonitorError: it was refused, or not answered.
+        """
+        answer = self._requests.send(
+            "POST", "/v1/servers/fellows", report, retry=_ONCE, read_seconds=_READ_SECONDS
+        )
+        return parse(FellowsAnswer, answer)
 
     def close(self) -> None:
         """Close connections."""

@@ -6,10 +6,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from trainsync.api.protocol import ServerReport, ServersAnswer
+from trainsync.api.protocol import FellowReport, ServerReport, ServersAnswer
 from trainsync.monitor.errors import NotReadyError
 from trainsync.monitor.server.auth import ServerCaller
 from trainsync.monitor.server.middleware import CALLER, SERVERS_PATH
+from trainsync.monitor.serving.fellows import Fellows
 from trainsync.monitor.serving.news import VersionNews
 from trainsync.monitor.serving.roster import ServerRoster
 
@@ -25,6 +26,7 @@ def serving_routes(
         lease_held: whether this monitor is the run's.
     """
     router = APIRouter()
+    agents = Fellows()
 
     @router.post(SERVERS_PATH)
     async def report(
@@ -38,6 +40,13 @@ def serving_routes(
         with roster.reporting(caller.pod, body):
             answer = await news.after(body.known, wait)
         return JSONResponse(answer.to_json_dict())
+
+    @router.post(f"{SERVERS_PATH}/fellows")
+    async def fellows(body: FellowReport, request: Request) -> Response:
+        caller: ServerCaller = getattr(request.state, CALLER)
+        if not lease_held():
+            raise NotReadyError("this monitor does not hold its Lease")
+        return JSONResponse(agents.report(caller.pod, body.address).to_json_dict())
 
     @router.get("/v1/inference-servers")
     async def servers() -> Response:

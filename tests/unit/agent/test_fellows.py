@@ -1,0 +1,107 @@
+"""Agents of one run that pass versions on, one of them a process that is killed."""
+
+import subprocess
+import sys
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+from trainsync.agent.settings import AgentSettingsError, read_settings
+from trainsync.agent.times import AgentTimes
+
+from tests.ports import port_of, reserved_port
+from tests.unit.agent.conftest import Start, Watched, has
+from tests.unit.agent.fake_server import FakeServer
+from tests.unit.agent.runs import weights_of
+from tests.unit.agent.test_rendezvous import Place, answers
+from tests.unit.monitor import fakes
+
+_SECONDS = 90.0
+_BYTES = 'trainsync_agent_fetched_bytes_total{source="%s"}'
+eventually = partial(fakes.eventually, seconds=_SECONDS)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def run(place: Place) -> Place:
+    """In place of a local run: the agents of `start` follow its directory."""
+    return place
+
+
+@pytest.fixture
+def times(times: AgentTimes) -> AgentTimes:
+    return AgentTimes(
+        cycle=0.05, feed=0.05, look=0.05, calm=0.2, busy=0.2, retry=0.2, fellows=0.2, stall=2.0
+    )
+
+
+def _answers(url: str, path: str) -> bool:
+    with suppress(httpx.HTTPError):
+        return httpx.get(url + path, timeout=10, trust_env=False).is_success
+    return False
+
+
+def _fetched(agent: Watched, source: str) -> float:
+    return agent.metric(_BYTES % source) or 0.0
+
+
+@pytest.mark.timeout(300)
+def test_an_agent_takes_versions_from_the_one_before_until_that_is_killed(
+    place: Place, server: FakeServer, start: Start, tmp_path: Path
+) -> None:
+    other_memory = tmp_path / "other"
+    other_memory.mkdir()
+    first_token = tmp_path / "first"
+    first_token.write_text(place.signer.server_token("server-#"))  # before server-0
+    bound = reserved_port()
+    url = f"http://127.0.0.1:{port_of(bound)}"
+    other = FakeServer(other_memory)
+    with place.monitor() as monitor, place.run(monitor.url) as run:
+        command = [
+            sys.executable, "-m", "trainsync.agent", "--server", other.url,
+            "--directory", str(place.directory), "--memory", str(other_memory),
+            "--port", str(port_of(bound)), *place.options(monitor.url),
+            "--token-file", str(first_token), "--fellows",
+        ]  # fmt: skip
+        run.commit(1)
+        killed = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        try:
+            eventually(lambda: _answers(url, "/readyz"))
+            second = start(*place.options(monitor.url), "--fellows")
+            second.until_ready_with(1)
+            before = _fetched(second, "fellow")
+            run.commit(2)
+            second.until_ready_with(2)
+            assert has(server, weights_of(2))
+            assert _fetched(second, "fellow") > before
+            eventually(lambda: has(other, weights_of(2)))
+        finally:
+            killed.kill()
+            _, log = killed.communicate(timeout=_SECONDS)
+        read = _fetched(second, "volume")
+        run.commit(3)
+        second.until_ready_with(3)
+        assert has(server, weights_of(3))
+        assert _fetched(second, "volume") > read
+        assert answers(monitor.url)
+    assert first_token.read_text() not in log
+    other.stop()
+    bound.close()
+
+
+def test_fellows_need_a_monitor_and_an_address(tmp_path: Path) -> None:
+    common = ["--server=http://127.0.0.1:8000", f"--directory={tmp_path}", "--fellows"]
+    with pytest.raises(AgentSettingsError, match="--fellows needs --monitor"):
+        read_settings([*common, f"--memory={tmp_path}"], {})
+    monitor = ["--monitor=http://m:8080", "--token-file=t", "--servers=s", "--host=0.0.0.0"]
+    with pytest.raises(AgentSettingsError, match=r"--host is 0\.0\.0\.0, expected an address"):
+        read_settings([*common, *monitor, f"--memory={tmp_path}"], {})
+    wrong = {"TRAINSYNC_AGENT_FELLOWS": "yes"}
+    with pytest.raises(AgentSettingsError, match="TRAINSYNC_AGENT_FELLOWS is 'yes'"):
+        read_settings([*common[:2], f"--memory={tmp_path}"], wrong)

@@ -1,0 +1,120 @@
+"""One file from a fellow, or from the volume, into a holding; verified by the manifest's digest."""
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from trainsync.agent.fellows.holding import Holding, open_for_reading
+from trainsync.agent.fellows.sharing import GO, NAME
+from trainsync.api.protocol import Fellow
+from trainsync.storage.digest import file_digest
+from trainsync.weights.errors import DigestMismatchError, MemberLostError, WeightsUnavailableError
+from trainsync.weights.transports.broadcast.link import Link, NotProvenError, introduce
+from trainsync.weights.transports.chain.chain import PIECE_BYTES, chain_token
+
+
+class FellowFailedError(Exception):
+    """A fellow gave no file, or not the right one."""
+
+
+def from_fellow(
+    fellow: Fellow, key: str, holding: Holding, index: int, stall: float, deadline: float
+) -> None:
+    """Write a file as its bytes come.
+
+    Args:
+        key: of the run.
+        stall: seconds without a byte after which the fellow is given up.
+        deadline: of the file, on the monotonic clock.
+
+    Raises:
+        FellowFailedError: see there; the file is to be written anew.
+        OSError: the memory cannot be written to.
+    """
+    entry = holding.files[index]
+    try:
+        connection = _joined(
+            fellow, key, {"version": holding.key, "file": index, "offset": 0}, stall
+        )
+    except (OSError, MemberLostError, NotProvenError) as error:
+        raise FellowFailedError(f"{fellow.name} does not give it: {error}") from error
+    with closing(connection):
+        _write(holding, index, _pieces(fellow, connection, entry.bytes, deadline))
+    if (found := file_digest(holding.path(index))) != entry.digest:
+        raise FellowFailedError(
+            f"{fellow.name} gave {entry.path} with digest {found}, expected {entry.digest}"
+        )
+
+
+def from_volume(directory: Path, holding: Holding, index: int, deadline: float) -> None:
+    """Copy a file of the step's folder ``directory``.
+
+    Raises:
+        DigestMismatchError: it is not what was committed.
+        WeightsUnavailableError: it could not be read by ``deadline``.
+        OSError: the volume or the memory failed.
+    """
+    entry = holding.files[index]
+    fd = open_for_reading(directory / entry.path, 0)
+    try:
+        _write(holding, index, _pieces_of_file(fd, entry.path, deadline))
+    finally:
+        os.close(fd)
+    if (found := file_digest(holding.path(index))) != entry.digest:
+        raise DigestMismatchError(
+            f"{directory / entry.path} has digest {found}, expected {entry.digest}"
+        )
+
+
+def _joined(fellow: Fellow, key: str, hello: dict[str, object], stall: float) -> socket.socket:
+    where = urlsplit(f"//{fellow.address}")
+    link = Link(socket.create_connection((where.hostname or "", where.port or 0), stall), stall)
+    try:
+        introduce(link, chain_token(key, NAME), hello, stall)
+        connection = link.detach()
+        connection.settimeout(stall)
+        connection.sendall(GO)
+    except BaseException:
+        link.discard()
+        raise
+    return connection
+
+
+def _pieces(
+    fellow: Fellow, connection: socket.socket, size: int, deadline: float
+) -> Iterator[bytes]:
+    left = size
+    while left:
+        if time.monotonic() >= deadline:
+            raise FellowFailedError(f"{fellow.name} is too slow")
+        try:
+            piece = connection.recv(min(PIECE_BYTES, left))
+        except OSError as error:
+            raise FellowFailedError(f"{fellow.name} gives no more: {error}") from error
+        if not piece:
+            raise FellowFailedError(f"{fellow.name} gives no more, {left} bytes before the end")
+        left -= len(piece)
+        yield piece
+
+
+def _pieces_of_file(fd: int, path: str, deadline: float) -> Iterator[bytes]:
+    while piece := os.read(fd, PIECE_BYTES):
+        if time.monotonic() >= deadline:
+            raise WeightsUnavailableError(f"{path} could not be read in time")
+        yield piece
+
+
+def _write(holding: Holding, index: int, pieces: Iterator[bytes]) -> None:
+    end = 0
+    holding.wrote(index, 0)
+    with holding.path(index).open("wb", buffering=0) as file:
+        for piece in pieces:
+            view = memoryview(piece)
+            while view:
+                view = view[file.write(view) :]
+            end += len(piece)
+            holding.wrote(index, end)

@@ -1,0 +1,22 @@
+"""From which fellows an agent takes a version. Pure."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from trainsync.api.protocol import Fellow
+
+MOST_TRIED: Final = 2
+"""Each costs a stall where it is cut off; the volume comes after them."""
+
+
+def sources(me: str, fellows: Iterable[Fellow]) -> list[Fellow]:
+    """The fellows before ``me`` in the chain, the nearest first; empty: ``me`` is its head.
+
+    The chain is in the order of names, so that agents that know the same fellows agree, and no two
+    of them wait for one another.
+
+    Args:
+        me: the name by which the monitor knows this agent.
+    """
+    before = sorted((f for f in fellows if f.name < me), key=lambda f: f.name, reverse=True)
+    return before[:MOST_TRIED]

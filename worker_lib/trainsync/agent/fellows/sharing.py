@@ -1,0 +1,151 @@
+"""Gives a held version's files to fellows that know the run's key."""
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from trainsync.agent.fellows.holding import Holding, HoldingClosedError, open_for_reading
+from trainsync.failpoints import failpoint
+from trainsync.weights.errors import MemberLostError
+from trainsync.weights.transports.broadcast.link import Challenge, Link, NotProvenError
+from trainsync.weights.transports.chain.chain import PIECE_BYTES, chain_token
+
+_LOG = logging.getLogger(__name__)
+_MOST_FELLOWS: Final = 16  # connections at once; each has a thread
+_MEET_SECONDS: Final = 5.0
+NAME: Final = "fellows"
+GO: Final = b"\x06"
+"""What a fellow says before the file's bytes come: they must not follow a frame at once."""
+
+
+class FellowServer:
+    """Listens until `close`; any thread.
+
+    Args:
+        host: address of this host.
+        key: gives the run's present key; None: not known, all are refused.
+        wait: seconds for a version that this agent does not hold yet, or for its next bytes.
+
+    Raises:
+        OSError: it cannot listen.
+    """
+
+    def __init__(self, host: str, key: Callable[[], str | None], wait: float) -> None:
+        self._key = key
+        self._wait = wait
+        self._changed = threading.Condition()
+        self._holding: Holding | None = None
+        self._places = threading.BoundedSemaphore(_MOST_FELLOWS)
+        self._closed = False
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family)
+        port = self._listener.getsockname()[1]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        threading.Thread(target=self._listen, name="trainsync-fellows", daemon=True).start()
+
+    def hold(self, holding: Holding | None) -> None:
+        """Give this version from now on; the one before is removed."""
+        with self._changed:
+            before, self._holding = self._holding, holding
+            self._changed.notify_all()
+        if before is not None:
+            before.close()
+
+    def close(self) -> None:
+        """Give nothing any more."""
+        self._closed = True
+        try:
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
+        except OSError as error:
+            _LOG.debug("the listener was closed already: %s", error)
+        self.hold(None)
+
+    def _listen(self) -> None:
+        with self._listener:
+            while not self._closed:
+                try:
+                    connection, _ = self._listener.accept()
+                except OSError as error:
+                    if not self._closed:
+                        _LOG.warning("a fellow could not connect: %s", error)
+                        time.sleep(0.2)  # no file descriptors, say: not to ask in a busy loop
+                    continue
+                self._serve_beside(connection)
+
+    def _serve_beside(self, connection: socket.socket) -> None:
+        if not self._places.acquire(blocking=False):
+            connection.close()  # the fellow takes another source
+            return
+        try:
+            threading.Thread(
+                target=self._serve, args=(connection,), name="trainsync-fellow", daemon=True
+            ).start()
+        except RuntimeError as error:  # no more threads
+            _LOG.warning("a fellow is refused: %s", error)
+            connection.close()
+            self._places.release()
+
+    def _serve(self, connection: socket.socket) -> None:
+        link = Link(connection, _MEET_SECONDS)
+        try:
+            self._give(link)
+        except (MemberLostError, NotProvenError, HoldingClosedError, OSError) as error:
+            _LOG.info("a fellow at %s got no more: %s", link.peer, error or "a newer version came")
+        except Exception:  # noqa: BLE001 - logged; the fellow takes another source
+            _LOG.exception("a fellow at %s was not served", link.peer)
+        finally:
+            link.discard()
+            self._places.release()
+
+    def _give(self, link: Link) -> None:
+        key = self._key()
+        if key is None:
+            raise NotProvenError("the run's key is not known yet")
+        challenge = Challenge(link, chain_token(key, NAME))
+        hello = challenge.hello(_MEET_SECONDS)
+        wanted, index, offset = hello.get("version"), hello.get("file"), hello.get("offset")
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._has(wanted), self._wait)
+            holding = self._holding if self._has(wanted) else None
+        if holding is None or not _is_within(holding, index, offset):
+            link.send({"kind": "refused", "cause": "this version or file is not here"})
+            return
+        challenge.welcome({"kind": "welcome"})
+        connection = link.detach()
+        connection.settimeout(self._wait)
+        if connection.recv(1) == GO:
+            assert isinstance(index, int) and isinstance(offset, int)
+            self._stream(connection, holding, index, offset)
+
+    def _has(self, wanted: object) -> bool:
+        return self._holding is not None and self._holding.key == wanted
+
+    def _stream(self, to: socket.socket, holding: Holding, index: int, offset: int) -> None:
+        size = holding.files[index].bytes
+        fd = open_for_reading(holding.path(index), offset)
+        try:
+            while offset < size:
+                end = holding.there(index, offset, time.monotonic() + self._wait)
+                if end <= offset:
+                    return  # this agent gets nothing itself: the fellow takes another source
+                piece = os.read(fd, min(PIECE_BYTES, end - offset))
+                if not piece:
+                    return
+                failpoint("agent.passing_on")
+                to.sendall(piece)
+                offset += len(piece)
+        finally:
+            os.close(fd)
+
+
+def _is_within(holding: Holding, index: object, offset: object) -> bool:
+    return (
+        isinstance(index, int)
+        and isinstance(offset, int)
+        and 0 <= index < len(holding.files)
+        and 0 <= offset <= holding.files[index].bytes
+    )
