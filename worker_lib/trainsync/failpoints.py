@@ -21,6 +21,7 @@ LIVE: Final = "live"
 COPY: Final = "copy"
 MEMORY: Final = "memory"
 PUBLISH: Final = "publish"
+NEIGHBOUR: Final = "neighbour"
 
 POINTS: Final = {
     SAVE: (
@@ -117,11 +118,21 @@ POINTS: Final = {
         "indexed",  # the index has moved
         "anchor",  # an anchor is in the store, and the index is about to name it
     ),
+    NEIGHBOUR: (
+        "asking",  # a partner is about to be asked to take a file
+        "sending",  # a piece of it is on the wire; once for each
+        "taking",  # the partner has that piece; once for each
+        "copied",  # the partner has the file
+        "giving",  # a rank that loads asks for a file
+        "given",  # a piece of it is on the wire; once for each
+        "fetching",  # that rank has the piece; once for each
+    ),
 }
 """The points of each area, in the order in which they are reached: a rank's save, the monitor's
 commit, a broadcast on the trainer and on an explorer, a version in shared memory, an update of a
 server, a round of an agent, a save that goes into a store, one that is copied onto a volume, what
-a rank's save keeps in memory, and weights that go into a store."""
+a rank's save keeps in memory, weights that go into a store, and copies of what is in memory with a
+neighbour."""
 
 Handler = Callable[[str], None]
 

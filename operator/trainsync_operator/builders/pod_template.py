@@ -58,6 +58,8 @@ def _environment(target: Target, cluster: Cluster, group: Group | None) -> dict[
     if spec.checkpoint.memory is not None and _may_save(group):
         variables[env.CHECKPOINT_MEMORY] = str(spec.checkpoint.memory.budget)
         variables[env.CHECKPOINT_MEMORY_DIR] = names.KEPT_MOUNT
+        if spec.checkpoint.memory.copies:
+            variables[env.CHECKPOINT_MEMORY_COPIES] = str(spec.checkpoint.memory.copies)
     if spec.sync.bucket_size is not None:
         variables[env.SYNC_BUCKET_SIZE] = str(spec.sync.bucket_size)
     if spec.sync.delta:

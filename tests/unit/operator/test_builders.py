@@ -12,6 +12,7 @@ from trainsync.api.env import (
     CHECKPOINT_DIR,
     CHECKPOINT_MAX_TO_KEEP,
     CHECKPOINT_MEMORY,
+    CHECKPOINT_MEMORY_COPIES,
     CHECKPOINT_MEMORY_DIR,
     CHECKPOINT_SAVE_STRATEGY,
     MONITOR_URL,
@@ -162,6 +163,15 @@ def test_trainers_keep_shards_in_a_memory_of_their_own_and_explorers_have_none()
     explorer = cluster["spec"]["workerGroupSpecs"][1]["template"]["spec"]
     assert CHECKPOINT_MEMORY not in env_of(explorer)
     assert volume not in explorer["volumes"]
+
+
+def test_trainers_are_told_of_copies_where_the_run_has_some() -> None:
+    def told(memory: dict[str, Any]) -> str | None:
+        chosen = spec(checkpoint={**spec()["checkpoint"], "memory": memory})
+        return env_of(trainer_pod(built_cluster(chosen))).get(CHECKPOINT_MEMORY_COPIES)
+
+    assert told({"budget": "2Ti", "copies": 1}) == "1"
+    assert told({"budget": "2Ti", "copies": 0}) is told({"budget": "2Ti"}) is None
 
 
 def test_the_monitor_alone_has_the_mirror_and_names_keys_of_its_secret() -> None:

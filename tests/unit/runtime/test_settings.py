@@ -25,6 +25,7 @@ CLUSTER = {
     "TRAINSYNC_CHECKPOINT_VERIFY": "digest",
     "TRAINSYNC_CHECKPOINT_MEMORY": "2Ti",
     "TRAINSYNC_CHECKPOINT_MEMORY_DIR": "/trainsync/kept",
+    "TRAINSYNC_CHECKPOINT_MEMORY_COPIES": "1",
     "TRAINSYNC_SYNC_METHOD": "memory",
     "TRAINSYNC_SYNC_INTERVAL": "4",
     "TRAINSYNC_SYNC_TIMEOUT_SECONDS": "60",
@@ -49,7 +50,9 @@ def test_a_pods_environment_is_read_in_full() -> None:
     assert (checkpoint.interval, checkpoint.max_to_keep, checkpoint.verify) == (5, 2, Verify.DIGEST)
     assert checkpoint.save_strategy is SaveStrategy.SINGLE_NODE
     assert settings.memory_place is not None
-    assert settings.memory_place.budget == 2 << 40
+    guests = settings.memory_place.guests
+    assert guests is not None
+    assert settings.memory_place.budget + guests.budget == 2 << 40
     assert settings.memory_place.directory.is_relative_to("/trainsync/kept")
     assert (sync.method, sync.interval, sync.timeout) == (SyncMethod.MEMORY, 4, 60.0)
     assert sync.policy(batches_per_step=3) == SyncPolicy(
@@ -75,6 +78,7 @@ def test_a_local_run_keeps_shards_in_the_machines_memory(tmp_path: Path) -> None
     assert place is not None
     assert place.budget == 64 << 20
     assert place.directory.is_relative_to("/dev/shm")
+    assert place.guests is None
 
 
 def test_a_local_run_without_a_directory_is_below_the_working_directory(
@@ -119,6 +123,7 @@ def test_a_missing_variable_is_named(name: str) -> None:
         ("CHECKPOINT_SAVE_STRATEGY", "one_by_one"),
         ("CHECKPOINT_MEMORY", "much"),
         ("CHECKPOINT_MEMORY", "0"),
+        ("CHECKPOINT_MEMORY_COPIES", "2"),
         ("SYNC_METHOD", "pigeon"),
         ("SYNC_INTERVAL", "1.5"),
         ("SYNC_TIMEOUT_SECONDS", "-3"),
@@ -134,6 +139,11 @@ def test_a_missing_variable_is_named(name: str) -> None:
 def test_a_value_that_cannot_be_read_is_named(name: str, value: str) -> None:
     with pytest.raises(SettingsError, match=f"TRAINSYNC_{name} is '{value}'; expected"):
         read_settings(CLUSTER | {f"TRAINSYNC_{name}": value})
+
+
+def test_copies_of_what_is_not_kept_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="nothing is kept in memory that could be copied"):
+        read_settings({"TRAINSYNC_CHECKPOINT_MEMORY_COPIES": "1"}, tmp_path)
 
 
 def test_a_style_whose_numbers_do_not_fit_is_refused_as_the_api_server_does() -> None:

@@ -33,9 +33,11 @@ CHECKPOINT_MAX_TO_KEEP: Final = "TRAINSYNC_CHECKPOINT_MAX_TO_KEEP"
 CHECKPOINT_SAVE_STRATEGY: Final = "TRAINSYNC_CHECKPOINT_SAVE_STRATEGY"
 CHECKPOINT_VERIFY: Final = "TRAINSYNC_CHECKPOINT_VERIFY"
 CHECKPOINT_SAVE_TIMEOUT: Final = "TRAINSYNC_CHECKPOINT_SAVE_TIMEOUT_SECONDS"
-# Bytes of shards that a pod's ranks keep in memory; and where, /dev/shm without.
+# Bytes of shards that a pod's ranks keep in memory; where, /dev/shm without; and how many copies
+# lie with a neighbour, 0 or 1.
 CHECKPOINT_MEMORY: Final = "TRAINSYNC_CHECKPOINT_MEMORY"
 CHECKPOINT_MEMORY_DIR: Final = "TRAINSYNC_CHECKPOINT_MEMORY_DIR"
+CHECKPOINT_MEMORY_COPIES: Final = "TRAINSYNC_CHECKPOINT_MEMORY_COPIES"
 # Of spec.checkpoint.mirror, for the monitor.
 MIRROR_URL: Final = "TRAINSYNC_MIRROR_URL"
 MIRROR_ENDPOINT: Final = "TRAINSYNC_MIRROR_ENDPOINT"

@@ -134,6 +134,9 @@ class LoadReport(Model):
     seconds: float = Field(ge=0, description="Of rank 0, from its call of load_sharded on.")
     memory_bytes: int = Field(ge=0, description="Of files that were read from pods' memory.")
     volume_bytes: int = Field(ge=0, description="Of files that were read from the volume.")
+    neighbour_bytes: int | None = Field(
+        default=None, ge=0, description="Those of memoryBytes that came from another pod's memory."
+    )
 
 
 class ResumePoint(Model):

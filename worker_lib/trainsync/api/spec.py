@@ -276,8 +276,18 @@ class CheckpointMemory(Model):
     budget: Quantity = Field(
         description=(
             "Memory that all ranks of a trainer pod may keep shards in, a quantity such as 64Gi: "
-            "two checkpoints' shards of the pod. It counts as memory of the pod's container."
+            "two checkpoints' shards of the pod, four with copies. It counts as memory of the pod's"
+            " container."
         )
+    )
+    copies: int = Field(
+        default=0,
+        ge=0,
+        le=1,
+        description=(
+            "Copies of each shard in the memory of a trainer pod on another node, from where a pod"
+            " that was lost is restored: 0 or 1. Copies take half of the budget."
+        ),
     )
 
 

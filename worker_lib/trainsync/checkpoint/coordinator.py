@@ -16,6 +16,7 @@ from trainsync.checkpoint.data_cursor import HasState, data_cursor_file
 from trainsync.checkpoint.errors import UnsupportedPlaceError
 from trainsync.checkpoint.load.resume import report_damage
 from trainsync.checkpoint.memory.kept import KeptShards
+from trainsync.checkpoint.memory.neighbour.neighbour import Neighbour
 from trainsync.checkpoint.memory.place import MemoryPlace
 from trainsync.checkpoint.reference_calls import (
     PlainFunction,
@@ -149,10 +150,13 @@ class CheckpointCoordinator:
         self._run = None if is_store(directory) else RunDirectory(Path(directory))
         self._overlapped = overlapped
         self._lost_after = save_timeout + LATER_SECONDS
+        self._neighbour = self._new_neighbour(memory)
         self._kept = (
             None
             if memory is None or self._run is None
-            else KeptShards(memory, self._run, monitor.attempt, monitor.incarnation)
+            else KeptShards(
+                memory, self._run, monitor.attempt, monitor.incarnation, self._neighbour
+            )
         )
         self.commits: Final = self._new_watch(times, None)
         """The saves that this process registered, and aborts of those that it took part in."""
@@ -197,6 +201,11 @@ class CheckpointCoordinator:
     def memory(self) -> MemoryPlace | None:
         """Where shards are kept in memory, too; None: nowhere."""
         return None if self._kept is None else self._kept.place
+
+    @property
+    def neighbour(self) -> Neighbour | None:
+        """Exchanges copies of what is kept in memory with other nodes; None without copies."""
+        return self._neighbour
 
     @property
     def stats(self) -> CheckpointStats:
@@ -597,6 +606,15 @@ class CheckpointCoordinator:
         if self._kept is None:
             return SaveWatch(self._monitor, known, self._lost_after, times)
         return SaveWatch(self._monitor, known, self._lost_after, times, self._kept.ended)
+
+    def _new_neighbour(self, memory: MemoryPlace | None) -> Neighbour | None:
+        guests = None if memory is None else memory.guests
+        if memory is None or guests is None or self._run is None:
+            return None
+        monitor = self._monitor
+        made = Neighbour(guests, self._run, monitor.attempt, monitor.incarnation, self.rank)
+        weakref.finalize(self, made.close).atexit = False
+        return made
 
     def _part(
         self,

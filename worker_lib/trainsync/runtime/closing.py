@@ -97,6 +97,9 @@ class SaveEndings:
             watch.close(ending.STOP_SECONDS)
         for saves in self._writing:
             saves.close(ending.STOP_SECONDS)
+        for coordinator in self._coordinators:
+            if coordinator.neighbour is not None:
+                coordinator.neighbour.close()
 
     def _watches(self) -> "set[SaveWatch]":
         """The watches of coordinators, and those that managers have asked them for."""

@@ -54,7 +54,7 @@ _CLUSTER_ONLY = (env.RUN_NAMESPACE, env.RUN_UID, env.CLUSTER, env.TOKEN_FILE)
 class CheckpointSettings:
     """``spec.checkpoint``: ``interval`` in training steps; ``max_to_keep`` None keeps all;
     ``save_timeout`` in seconds, after which an incomplete save is aborted; ``memory`` in bytes,
-    kept in ``memory_directory``, None keeps nothing there."""
+    kept in ``memory_directory``, None keeps nothing there; ``memory_copies`` with a neighbour."""
 
     interval: int
     max_to_keep: int | None
@@ -63,6 +63,7 @@ class CheckpointSettings:
     save_timeout: int = SAVE_DEADLINE_SECONDS
     memory: int | None = None
     memory_directory: Path = DEFAULT_MEMORY
+    memory_copies: int = 0
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,8 @@ class RunSettings:
         memory, budget = self.checkpoint.memory_directory, self.checkpoint.memory
         if budget is None:
             return None
-        return MemoryPlace.of_run(memory, budget, self.uid, self.directory)
+        copies = self.checkpoint.memory_copies
+        return MemoryPlace.of_run(memory, budget, self.uid, self.directory, copies)
 
     @property
     def is_local(self) -> bool:
@@ -166,6 +168,7 @@ class RunSettings:
         }
         if self.checkpoint.memory is not None:
             values[env.CHECKPOINT_MEMORY_DIR] = self.checkpoint.memory_directory
+            values[env.CHECKPOINT_MEMORY_COPIES] = self.checkpoint.memory_copies
         if not self.is_local:
             values |= {
                 env.RUN_NAMESPACE: self.namespace,
@@ -318,6 +321,7 @@ def _checkpoint(environ: Mapping[str, str]) -> CheckpointSettings:
         or SAVE_DEADLINE_SECONDS,
         memory=_memory(environ),
         memory_directory=Path(environ.get(env.CHECKPOINT_MEMORY_DIR) or DEFAULT_MEMORY),
+        memory_copies=_copies(environ),
     )
 
 
@@ -334,6 +338,18 @@ def _memory(environ: Mapping[str, str]) -> int | None:
             f"{env.CHECKPOINT_MEMORY} is {text!r}; expected a quantity of bytes, such as 64Gi"
         )
     return budget
+
+
+def _copies(environ: Mapping[str, str]) -> int:
+    copies = _number(environ, env.CHECKPOINT_MEMORY_COPIES, least=0) or 0
+    if copies > 1:
+        raise SettingsError(f"{env.CHECKPOINT_MEMORY_COPIES} is '{copies}'; expected 0 or 1")
+    if copies and not environ.get(env.CHECKPOINT_MEMORY):
+        raise SettingsError(
+            f"{env.CHECKPOINT_MEMORY_COPIES} is {copies}, but {env.CHECKPOINT_MEMORY} is not set: "
+            "nothing is kept in memory that could be copied"
+        )
+    return copies
 
 
 def _sync(environ: Mapping[str, str]) -> SyncSettings:

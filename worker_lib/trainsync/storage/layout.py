@@ -258,6 +258,11 @@ class RunDirectory:
         return self.root / INTERNAL / "write.lock"
 
     @cached_property
+    def memory_key(self) -> Path:
+        """By which processes of the run that exchange shards in memory know one another."""
+        return self.root / INTERNAL / "memory.key"
+
+    @cached_property
     def trash(self) -> Path:
         """The trash: files that are being deleted and count no more."""
         return self.root / INTERNAL / "trash"
@@ -290,6 +295,10 @@ class RunDirectory:
     def writers(self, attempt: int, incarnation: str) -> Path:
         """Claims of the writers of that incarnation; see `trainsync.storage.saves.writers`."""
         return self.owner(attempt, incarnation) / "writers"
+
+    def keepers(self, attempt: int, incarnation: str) -> Path:
+        """The processes of that incarnation that take copies of shards kept in memory."""
+        return self.owner(attempt, incarnation) / "keepers"
 
     def save(self, attempt: int, incarnation: str, kind: SaveKind, step: int) -> SaveDirectory:
         """Staging of one save."""

@@ -35,6 +35,24 @@ def test_from_where_an_attempt_has_loaded_shows_in_metrics_and_as_an_event(
     eventually(lambda: told in [event["message"] for event in api.events])
 
 
+def test_what_came_from_other_pods_is_counted_apart(
+    clients: Clients, monitor: RunningMonitor, api: FakeApi
+) -> None:
+    some = REPORT.model_copy(update={"neighbour_bytes": 1_000_000_000})
+    claimed(clients, api, FIRST).report_load(some)
+    text = httpx.get(f"{monitor.url}/metrics").text
+    labels = 'namespace="training",run="run"'
+    loaded = "trainsync_checkpoint_loaded_bytes_total"
+    assert f'{loaded}{{{labels},source="memory"}} 2e+09' in text
+    assert f'{loaded}{{{labels},source="neighbour"}} 1e+09' in text
+    told = "3 GB from memory (1 GB of that from another pod's), 0.02 GB from the volume"
+    eventually(lambda: any(told in event["message"] for event in api.events))
+
+
+def test_a_report_without_a_neighbour_is_that_of_an_older_release() -> None:
+    assert "neighbourBytes" not in REPORT.to_json_dict()
+
+
 def test_a_deposed_attempt_reports_no_load(
     clients: Clients, monitor: RunningMonitor, api: FakeApi
 ) -> None:

@@ -30,6 +30,7 @@ from trainsync.checkpoint.load.state import Combine, StateLoad
 from trainsync.checkpoint.load.stored import FileSources, StoredSources
 from trainsync.checkpoint.load.verify import Need, assign, verify, verify_all
 from trainsync.checkpoint.memory.lookup import Sources
+from trainsync.checkpoint.memory.neighbour.fetching import bring
 from trainsync.checkpoint.shard_names import shard_file_name
 from trainsync.checkpoint.training_state import LiveState, Stateful
 from trainsync.dist.agreement import Agreement
@@ -52,6 +53,7 @@ class Loaded:
             ranks saved.
         memory_bytes, volume_bytes: of the files that this rank read from memory (see
             ``checkpoint.memory``), and from the volume or the store.
+        neighbour_bytes: how many of ``memory_bytes`` came from another pod's memory.
     """
 
     step: int
@@ -61,6 +63,7 @@ class Loaded:
     extra: Mapping[str, Any]
     memory_bytes: int = 0
     volume_bytes: int = 0
+    neighbour_bytes: int = 0
 
 
 def load_sharded(
@@ -92,7 +95,7 @@ def load_sharded(
         combine_dataloaders: makes this rank's dataloader state out of those of all ranks that
             saved, in their order; needed where they were another number.
         subdir: folder inside the step's directory.
-        timeout: seconds to wait for the slowest rank, at each of four points.
+        timeout: seconds to wait for the slowest rank, at each of six points.
 
     Raises:
         TypeError: ``resume`` is None: there is nothing to load.
@@ -107,6 +110,8 @@ def load_sharded(
     ranks = open_agreement("load", timeout, LoadFailedError, LoadPeerLostError)
     with _sources(resume) as sources:
         load = _RankLoad(resume, subdir, ranks, sources)
+        if isinstance(sources, Sources):
+            load.fetched = bring(resume, load.own_paths, sources, ranks)
 
         def plan() -> str:
             live = LiveState(
@@ -123,20 +128,26 @@ def load_sharded(
         loaded = load.result(optimizer is not None)
     logger.log(
         logging.INFO if ranks.rank == 0 else logging.DEBUG,
-        "step %d, saved by %d ranks: restored %s; not restored: %s; %d bytes from memory, %d from "
-        "the volume",
+        "step %d, saved by %d ranks: restored %s; not restored: %s; %d bytes from memory (%d of "
+        "them from another pod's), %d from the volume",
         loaded.step,
         loaded.world_size,
         ", ".join(loaded.restored),
         "; ".join(f"{name} ({why})" for name, why in loaded.not_restored.items()) or "nothing",
         loaded.memory_bytes,
+        loaded.neighbour_bytes,
         loaded.volume_bytes,
     )
     if ranks.rank == 0 and resume.report_load is not None:
-        memory, volume = (sum(each) for each in zip(*map(json.loads, read), strict=True))
-        seconds = time.monotonic() - began
+        memory, volume, neighbour = (sum(each) for each in zip(*map(json.loads, read), strict=True))
         resume.report_load(
-            LoadReport(step=loaded.step, seconds=seconds, memory_bytes=memory, volume_bytes=volume)
+            LoadReport(
+                step=loaded.step,
+                seconds=time.monotonic() - began,
+                memory_bytes=memory,
+                volume_bytes=volume,
+                neighbour_bytes=neighbour or None,
+            )
         )
     return loaded
 
@@ -157,11 +168,22 @@ class _RankLoad:
         self._parts: list[ModelLoad | OptimizerLoad] = []
         self._state: StateLoad
         self._world_size = 0
+        self.fetched = 0  # bytes, from other ranks' memory
 
     @property
     def paths(self) -> set[str]:
         """Every file that this rank reads."""
         return self._state.paths.union(*(part.paths for part in self._parts))
+
+    def own_paths(self) -> list[str]:
+        """The files that the rank of this number saved; none where another number of ranks did."""
+        rank, world_size = self._ranks.rank, self._ranks.world_size
+        components = [self._component(name) for name in ("model", "optim", "extra_state")]
+        return [
+            found.path(found.home(rank, world_size))
+            for found in components
+            if found is not None and found.world_size == world_size
+        ]
 
     @property
     def paths_on_volume(self) -> set[str]:
@@ -213,7 +235,7 @@ class _RankLoad:
     def apply(self) -> str:
         for part in (*self._parts, self._state):
             part.apply()
-        return json.dumps(self._sources.bytes(self.paths))
+        return json.dumps([*self._sources.bytes(self.paths), self.fetched])
 
     def result(self, with_optimizer: bool) -> Loaded:
         state = self._state
@@ -228,6 +250,7 @@ class _RankLoad:
             not_restored,
             state.extra,
             *self._sources.bytes(self.paths),
+            self.fetched,
         )
 
     def _find_own(self) -> None:

@@ -13,8 +13,9 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.memory.decision import to_drop
@@ -39,16 +40,53 @@ class _NoRoomError(Exception):
     """The budget does not allow it."""
 
 
+@dataclass(frozen=True)
+class SealedFile:
+    """A whole file in memory.
+
+    Attributes:
+        digest: of its bytes, as in a manifest.
+    """
+
+    path: Path
+    step: int
+    participant: Participant
+    bytes: int
+    digest: str
+
+
+class Follower(Protocol):
+    """Follows what a process keeps. Called in the threads that write; raises nothing."""
+
+    def begun(self) -> None:
+        """A file is about to be kept."""
+        ...
+
+    def sealed(self, file: SealedFile) -> None:
+        """A file is whole."""
+        ...
+
+    def ended(self, kind: SaveKind, step: int, committed: bool) -> None:
+        """A save has ended."""
+        ...
+
+
 class KeptShards:
     """What this process keeps in memory. Thread-safe.
 
     Args:
         run: on the volume, where the commits are.
         attempt, incarnation: of this process.
+        follower: is told of each file that is kept.
     """
 
     def __init__(
-        self, place: MemoryPlace, run: RunDirectory, attempt: int, incarnation: str
+        self,
+        place: MemoryPlace,
+        run: RunDirectory,
+        attempt: int,
+        incarnation: str,
+        follower: Follower | None = None,
     ) -> None:
         self.place: Final = place
         self._run = run
@@ -60,6 +98,21 @@ class KeptShards:
         self._lock = threading.Lock()  # guards these, and the log
         self._told: set[str] = set()
         self._held: int | None = None  # for the life of this object
+        self._follower = follower
+
+    def hold(self) -> None:
+        """Make the place, once, and keep it from being swept by other runs.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        with self._lock:
+            if self._held is None:
+                self.place.make()
+                self._held = hold(self.place)
+                weakref.finalize(self, os.close, self._held)
+                sweep(self.place)
+                forget_later(self.place, self._attempt)
 
     def begin(self, step: int, participant: Participant, expected: int) -> "KeptFile | None":
         """Begin to keep a shard file; None when it is not kept.
@@ -68,14 +121,16 @@ class KeptShards:
             expected: about how many bytes it will have.
         """
         try:
-            self._hold()
+            self.hold()
+            if self._follower is not None:
+                self._follower.begun()
             self._look(step)
             self._drop()
             stem = f"{step}-{self._attempt}-{self._incarnation}"
             stem += f"-{participant.component}-{participant.rank}"
             path = self.place.directory / f"{stem}-writing-{secrets.token_hex(8)}"
             fd = os.open(path, _FLAGS | os.O_EXCL, 0o600)
-            file = KeptFile(self, path, stem, fd)
+            file = KeptFile(self, path, stem, fd, (step, participant))
             try:
                 failpoint("memory.opened")
                 self.reserve(fd, expected)
@@ -100,6 +155,13 @@ class KeptShards:
             self._drop()
         except OSError as error:
             self.skip(f"what is older than step {step}", error)
+        if self._follower is not None:
+            self._follower.ended(kind, step, committed)
+
+    def sealed(self, file: SealedFile) -> None:
+        """A file that was begun here is whole."""
+        if self._follower is not None:
+            self._follower.sealed(file)
 
     def skip(self, what: str, error: Exception) -> None:
         """Say, once for each kind of reason, that the volume alone has it."""
@@ -130,16 +192,6 @@ class KeptShards:
                     f"{used + size} bytes would be kept, with a budget of {self.place.budget}"
                 )
             os.ftruncate(fd, size)
-
-    def _hold(self) -> None:
-        """Once: make the place, and remove what runs that are over have left beside it."""
-        with self._lock:
-            if self._held is None:
-                self.place.make()
-                self._held = hold(self.place)
-                weakref.finalize(self, os.close, self._held)
-                sweep(self.place)
-                forget_later(self.place, self._attempt)
 
     def _look(self, step: int) -> None:
         """Look up the newest commit, once a step; a process does not hear of every one."""
@@ -195,10 +247,13 @@ class KeptShards:
 class KeptFile:
     """A shard file that is written into memory, from front to back. One thread."""
 
-    def __init__(self, shards: KeptShards, path: Path, stem: str, fd: int) -> None:
+    def __init__(
+        self, shards: KeptShards, path: Path, stem: str, fd: int, part: tuple[int, Participant]
+    ) -> None:
         self._shards = shards
         self._path = path
         self._stem = stem
+        self._part = part  # its step and participant
         self._fd: int | None = fd
         self._size = 0
 
@@ -230,7 +285,7 @@ class KeptFile:
             failpoint("memory.sealing")
             os.ftruncate(self._fd, self._size)
             name = f"{self._stem}-{digest.removeprefix(f'{ALGORITHM}:')}"
-            self._path.rename(self._path.with_name(name))
+            path = self._path.rename(self._path.with_name(name))
             failpoint("memory.sealed")
         except OSError as error:  # such as: a later attempt has dropped it
             self.discard()
@@ -238,6 +293,12 @@ class KeptFile:
             return
         os.close(self._fd)
         self._fd = None
+        self._shards.sealed(SealedFile(path, *self._part, self._size, digest))
+
+    @property
+    def whole_bytes(self) -> int | None:
+        """Bytes that were written; None when the file was given up."""
+        return None if self._fd is None else self._size
 
     def discard(self) -> None:
         """Drop it, unless it is sealed; never raises."""

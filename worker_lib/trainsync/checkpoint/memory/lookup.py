@@ -62,6 +62,13 @@ class Sources:
             found = pool.map(lambda path: _open(place, entries[path]), new)
             self._opened.update(zip(new, found, strict=True))
 
+    def find_again(self, paths: Iterable[str]) -> None:
+        """Look once more for those that were not there."""
+        for path in paths:
+            if self._opened.get(path, 0) is None:
+                del self._opened[path]
+        self.find(paths)
+
     def in_memory(self, path: str) -> bool:
         """Whether the file was found in memory: it is as the manifest says, to the last bit."""
         self.find([path])
@@ -87,13 +94,15 @@ class Sources:
 
 def _open(place: MemoryPlace, entry: FileEntry) -> int | None:
     """A descriptor of the entry's file in memory, if one is there that is what it must be."""
+    places = [place] if place.guests is None else [place, place.guests]
     try:
-        found = [kept for kept in place.files() if kept.digest == entry.digest]
+        found = [
+            one.path(kept) for one in places for kept in one.files() if kept.digest == entry.digest
+        ]
     except OSError as error:
         logger.warning("%s is read from the volume: memory cannot be used: %s", entry.path, error)
         return None
-    for kept in found:
-        path = place.path(kept)
+    for path in found:
         try:
             fd = os.open(path, _FLAGS)
         except OSError as error:

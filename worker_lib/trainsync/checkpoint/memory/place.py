@@ -13,6 +13,7 @@ from trainsync.storage.digest import ALGORITHM
 
 DEFAULT_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a directory of this user below it
 _KEY_DIGITS: Final = 32
+_GUESTS: Final = "guests"
 _NAME: Final = re.compile(
     r"(?P<step>[0-9]{1,19})-(?P<attempt>[0-9]{1,19})-(?P<incarnation>[a-z0-9]{8,32})"
     r"-(?P<component>[a-z0-9_]{1,64})-(?P<rank>[0-9]{1,9})"
@@ -27,23 +28,38 @@ class MemoryPlace:
     Attributes:
         directory: of this user alone; its parent, too.
         budget: bytes that all of them may keep there.
+        shared: the run's directory on the volume, where a neighbour has copies of the files; None:
+            there are no copies.
     """
 
     directory: Path
     budget: int
+    shared: Path | None = None
 
     @classmethod
-    def of_run(cls, memory: Path, budget: int, uid: str, checkpoints: Path) -> Self:
+    def of_run(
+        cls, memory: Path, budget: int, uid: str, checkpoints: Path, copies: int = 0
+    ) -> Self:
         """The place of a run.
 
         Args:
             memory: where the memory file system is mounted.
+            budget: of all that lies there. With copies a half of it is for those of a neighbour.
             uid: of the run.
             checkpoints: the run's directory on the volume, by which local runs are told apart.
+            copies: of each file, with a neighbour: 0 or 1.
         """
         identity = f"{uid}\n{os.path.realpath(checkpoints)}".encode()
         key = hashlib.sha256(identity).hexdigest()[:_KEY_DIGITS]
-        return cls(memory / f"trainsync-{os.geteuid()}" / key, budget)
+        directory = memory / f"trainsync-{os.geteuid()}" / key
+        return cls(directory, budget // (1 + copies), checkpoints if copies else None)
+
+    @property
+    def guests(self) -> "MemoryPlace | None":
+        """Where a neighbour's files lie, with as many bytes; None without copies."""
+        if self.shared is None:
+            return None
+        return MemoryPlace(self.directory / _GUESTS, self.budget)
 
     def make(self) -> None:
         """Make the directory, if it is not there.

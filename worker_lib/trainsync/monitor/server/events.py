@@ -183,10 +183,12 @@ class EventQueue(NullObserver):
     def loaded(self, attempt: int, report: LoadReport) -> None:
         """See `Observer`."""
         memory, volume = report.memory_bytes / 1e9, report.volume_bytes / 1e9
+        fetched = (report.neighbour_bytes or 0) / 1e9
+        of_others = f" ({fetched:.3g} GB of that from another pod's)" if fetched else ""
         self._add(
             EventReason.LOADED,
             f"attempt {attempt} loaded step {report.step} in {report.seconds:.1f} s: {memory:.3g} "
-            f"GB from memory, {volume:.3g} GB from the volume",
+            f"GB from memory{of_others}, {volume:.3g} GB from the volume",
         )
 
     def resume_failed(self, attempt: int, message: str) -> None:

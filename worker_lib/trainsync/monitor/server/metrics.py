@@ -101,7 +101,9 @@ class MonitorMetrics(NullObserver):
 
     def loaded(self, attempt: int, report: LoadReport) -> None:
         """See `Observer`."""
-        self._loaded_bytes.labels("memory").inc(report.memory_bytes)
+        neighbour = min(report.neighbour_bytes or 0, report.memory_bytes)
+        self._loaded_bytes.labels("memory").inc(report.memory_bytes - neighbour)
+        self._loaded_bytes.labels("neighbour").inc(neighbour)
         self._loaded_bytes.labels("volume").inc(report.volume_bytes)
         exemplar = {"step": str(report.step), "attempt": str(attempt)}
         self._load_seconds.observe(report.seconds, exemplar)

@@ -145,7 +145,7 @@ WRITTEN_BYTES: Final = counter(
 LOADED_BYTES: Final = counter(
     "trainsync_checkpoint_loaded_bytes_total",
     "Bytes that load_sharded read to resume.",
-    Label("source", "memory (of the pods) or volume", 2),
+    Label("source", "memory (of the pod), neighbour (memory of another) or volume", 3),
     unit="bytes",
 )
 LOAD_SECONDS: Final = histogram(

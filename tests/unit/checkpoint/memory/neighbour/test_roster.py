@@ -1,0 +1,67 @@
+"""Copies go to another node where there is one, and each node takes those of one other."""
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from trainsync.checkpoint.memory.neighbour import roster
+from trainsync.checkpoint.memory.neighbour.roster import Keeper
+from trainsync.storage.layout import RunDirectory
+
+INCARNATION = "0123456789abcdef"
+
+
+def keeper(node: str, host: str, rank: int) -> Keeper:
+    return Keeper(
+        id=f"{rank:08d}", node=node, host=host, address="127.0.0.1", port=1000 + rank, rank=rank
+    )
+
+
+@st.composite
+def trainers(draw: st.DrawFn) -> list[Keeper]:
+    nodes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=5))  # pods of each
+    ranks = draw(st.integers(1, 4))  # of each pod
+    places = [
+        (f"n{node}", f"n{node}p{pod}") for node, pods in enumerate(nodes) for pod in range(pods)
+    ]
+    every = [place for place in places for _ in range(ranks)]
+    return [keeper(*place, rank) for rank, place in enumerate(every)]
+
+
+@given(trainers())
+def test_a_copy_goes_to_another_node_or_else_to_another_pod(keepers: list[Keeper]) -> None:
+    nodes = {one.node for one in keepers}
+    pods = {one.host for one in keepers}
+    for own in keepers:
+        found = roster.partners(keepers, own)
+        if len(nodes) > 1:
+            assert {one.node for one in found}.isdisjoint({own.node})
+        else:
+            assert {one.host for one in found}.isdisjoint({own.host})
+        assert bool(found) is (len(pods) > 1)
+
+
+@given(trainers())
+def test_each_node_takes_those_of_one_other(keepers: list[Keeper]) -> None:
+    nodes = {one.node for one in keepers}
+    if len(nodes) == 1:
+        return
+    takes = {own.node: {one.node for one in roster.partners(keepers, own)} for own in keepers}
+    assert all(len(found) == 1 for found in takes.values())
+    assert {next(iter(found)) for found in takes.values()} == nodes
+
+
+def test_the_ranks_of_a_node_choose_different_processes_of_the_next_one() -> None:
+    keepers = [keeper(f"n{rank // 4}", f"p{rank // 4}", rank) for rank in range(8)]
+    first = [roster.partners(keepers, own)[0].rank for own in keepers]
+    assert first == [4, 5, 6, 7, 0, 1, 2, 3]
+
+
+def test_processes_of_the_attempt_are_found_and_those_of_another_are_not(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    assert roster.read(run, 1, INCARNATION) == []
+    mine = keeper("n0", "p0", 0)
+    roster.enter(run, 1, INCARNATION, mine)
+    roster.enter(run, 0, INCARNATION, keeper("n1", "p1", 1))
+    (run.keepers(1, INCARNATION) / "torn.json").write_text('{"id": "0')
+    assert roster.read(run, 1, INCARNATION) == [mine]

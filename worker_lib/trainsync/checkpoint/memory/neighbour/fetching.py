@@ -1,0 +1,195 @@
+"""Ranks that load fetch from one another's memory what lies in that of another pod."""
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+
+from trainsync.checkpoint.load.resume import Resume
+from trainsync.checkpoint.memory.kept import KeptShards
+from trainsync.checkpoint.memory.lookup import Sources
+from trainsync.checkpoint.memory.neighbour import wire
+from trainsync.checkpoint.memory.neighbour.secret import run_key
+from trainsync.checkpoint.memory.neighbour.serving import MemoryServer, places_of, whole_files
+from trainsync.checkpoint.memory.neighbour.wire import NeighbourError
+from trainsync.checkpoint.memory.place import MemoryPlace
+from trainsync.dist.agreement import Agreement
+from trainsync.failpoints import failpoint
+from trainsync.storage import digest
+from trainsync.storage.errors import StorageError
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.saves.receipts import FileEntry, Participant
+
+logger = logging.getLogger(__name__)
+
+_THREADS: Final = 4
+_MOST_TRIED: Final = 2  # ranks for one file
+
+
+@dataclass(frozen=True)
+class Holder:
+    """What a rank's pod has in memory of the step.
+
+    Attributes:
+        address: of the rank's server.
+        files: whole there, by their numbers in the step's manifest.
+        lacks: whether the rank lacks a file.
+    """
+
+    address: tuple[str, int] | None
+    files: frozenset[int]
+    lacks: bool
+
+    def to_json(self) -> str:
+        """For the other ranks."""
+        return json.dumps([self.address, sorted(self.files), self.lacks])
+
+    @classmethod
+    def parse(cls, text: str) -> "Holder":
+        """Inverse of `to_json`."""
+        address, files, lacks = json.loads(text)
+        return cls(None if address is None else (address[0], address[1]), frozenset(files), lacks)
+
+
+def choose(holders: Sequence[Holder], file: int, rank: int) -> list[tuple[str, int]]:
+    """Where a rank asks for a file, in turn; ranks that ask for much ask different ones. Pure."""
+    having = [
+        holder.address for holder in holders if file in holder.files and holder.address is not None
+    ]
+    first = rank % len(having) if having else 0
+    return having[first:] + having[:first]
+
+
+def bring(
+    resume: Resume, own: Callable[[], Iterable[str]], sources: Sources, ranks: Agreement
+) -> int:
+    """Bring what this rank lacks from other ranks' memory into its own; all ranks call it alike.
+
+    A file that no rank gives whole is loaded from the volume.
+
+    Args:
+        own: the paths of the files that this rank needs, relative to the step's directory.
+
+    Returns:
+        Bytes that were brought.
+
+    Raises:
+        What ``own`` raises. PeerError, PeerLostError: see `Agreement.do`.
+    """
+    with ExitStack() as stack:
+        fetch = _Fetch(resume, sources, ranks.rank)
+        answers = ranks.do("looking into memory", lambda: fetch.look(own, stack).to_json())
+        holders = [Holder.parse(answer) for answer in answers]
+        # All ranks see the same answers, and so come to the same end.
+        if not any(one.lacks for one in holders) or not any(one.files for one in holders):
+            return 0
+        ranks.do("fetching from the memory of other ranks", lambda: fetch.fetch(holders))
+        return fetch.fetched
+
+
+class _Fetch:
+    """One rank's part."""
+
+    def __init__(self, resume: Resume, sources: Sources, rank: int) -> None:
+        self._resume = resume
+        self._sources = sources
+        self._rank = rank
+        self._missing: list[str] = []
+        self._key = b""
+        self.fetched = 0
+
+    def look(self, own: Callable[[], Iterable[str]], stack: ExitStack) -> Holder:
+        """What lies in this pod's memory, and whether this rank lacks a file.
+
+        Args:
+            stack: serves until its end what lies there.
+        """
+        paths = sorted(set(own()))
+        place = self._resume.memory
+        if place is None or place.shared is None:
+            return Holder(None, frozenset(), lacks=False)
+        try:
+            return self._look(paths, place, place.shared, stack)
+        except (OSError, StorageError) as error:
+            logger.warning("the memory of other ranks is not used: %s", error)
+            return Holder(None, frozenset(), lacks=False)
+
+    def _look(self, paths: list[str], place: MemoryPlace, shared: Any, stack: ExitStack) -> Holder:
+        self._key = run_key(RunDirectory(shared))
+        self._sources.find(paths)
+        self._missing = [path for path in paths if not self._sources.in_memory(path)]
+        whole = whole_files(places_of(place))
+        files = frozenset(
+            number
+            for number, entry in enumerate(self._resume.manifest.files)
+            if entry.digest in whole
+        )
+        address = None
+        if files:
+            server = MemoryServer(self._key, places_of(place))
+            stack.callback(server.close)
+            address = server.address
+        return Holder(address, files, bool(self._missing))
+
+    def fetch(self, holders: Sequence[Holder]) -> str:
+        """Fetch what is missing, some files at once."""
+        place = self._resume.memory
+        if not self._missing or place is None or place.shared is None:
+            return ""
+        manifest = self._resume.manifest
+        numbers = {entry.path: number for number, entry in enumerate(manifest.files)}
+        # In the names of the attempt that saved the step: they are the files that it kept.
+        shards = KeptShards(
+            place, RunDirectory(place.shared), manifest.attempt, manifest.incarnation
+        )
+
+        def fetch_one(path: str) -> int:
+            entry = self._resume.entry(path)
+            addresses = choose(holders, numbers[path], self._rank)
+            for address in addresses[:_MOST_TRIED]:
+                try:
+                    self._get(shards, entry, address)
+                    return entry.bytes
+                except NeighbourError as error:
+                    logger.warning("%s is not fetched from %s:%d: %s", path, *address, error)
+            return 0
+
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="trainsync-fetch") as pool:
+            sizes: Mapping[str, int] = dict(
+                zip(self._missing, pool.map(fetch_one, self._missing), strict=True)
+            )
+        self._sources.find_again(self._missing)
+        self.fetched = sum(
+            size for path, size in sizes.items() if size and self._sources.in_memory(path)
+        )
+        return ""
+
+    def _get(self, shards: KeptShards, entry: FileEntry, address: tuple[str, int]) -> None:
+        """Raises `NeighbourError`: it did not come whole, or there is no room for it."""
+        with wire.connect(address) as connection:
+            welcome = wire.ask(connection, self._key, {"want": "get", "digest": entry.digest})
+            if welcome.get("bytes") != entry.bytes:
+                raise NeighbourError(f"it has {welcome.get('bytes')} bytes, not {entry.bytes}")
+            file = shards.begin(self._resume.step, Participant("fetched", self._rank), entry.bytes)
+            if file is None:
+                raise NeighbourError("there is no room for it in memory")
+            try:
+                hasher = digest.new_hasher()
+
+                def take(piece: memoryview) -> None:
+                    failpoint("neighbour.fetching")
+                    hasher.update(piece)
+                    file.write(piece)
+
+                wire.receive_file(connection, entry.bytes, take)
+                found = digest.format_digest(hasher)
+                if found != entry.digest:
+                    raise NeighbourError(f"its digest is {found}, expected {entry.digest}")
+                if file.whole_bytes != entry.bytes:
+                    raise NeighbourError("there is no room for it in memory")
+                file.seal(entry.digest)
+            finally:
+                file.discard()

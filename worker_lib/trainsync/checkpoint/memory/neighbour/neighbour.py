@@ -1,0 +1,115 @@
+"""What a saving process does for copies: sends its files to a partner, takes those of another."""
+
+import logging
+import os
+import secrets
+import socket
+import threading
+from typing import Final
+
+from trainsync.api import env
+from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.memory.kept import KeptShards, SealedFile
+from trainsync.checkpoint.memory.neighbour import roster
+from trainsync.checkpoint.memory.neighbour.copying import Copier, CopyStats
+from trainsync.checkpoint.memory.neighbour.roster import Keeper
+from trainsync.checkpoint.memory.neighbour.secret import run_key
+from trainsync.checkpoint.memory.neighbour.serving import MemoryServer
+from trainsync.checkpoint.memory.place import MemoryPlace
+from trainsync.storage.errors import StorageError
+from trainsync.storage.layout import RunDirectory
+
+logger = logging.getLogger(__name__)
+
+
+class Neighbour:
+    """Follows what this process keeps. It begins with the first file, in the thread that writes it.
+
+    Where it cannot begin, a line of the log says why, and the volume alone has a second copy.
+
+    Args:
+        guests: where a neighbour's files lie in this pod.
+        run: on the volume, where the processes find one another.
+        attempt, incarnation, rank: of this process.
+    """
+
+    def __init__(
+        self,
+        guests: MemoryPlace,
+        run: RunDirectory,
+        attempt: int,
+        incarnation: str,
+        rank: int,
+    ) -> None:
+        self._guests = KeptShards(guests, run, attempt, incarnation)
+        self._run = run
+        self._owner: Final = (attempt, incarnation)
+        self._rank = rank
+        self._lock = threading.Lock()  # held while it begins, which may wait for the volume
+        self._begun = False
+        self._closed = False
+        # Set once; other threads find them without waiting.
+        self._server: MemoryServer | None = None
+        self._copier: Copier | None = None
+
+    @property
+    def stats(self) -> CopyStats:
+        """Counters of the copies that this process has made."""
+        copier = self._copier
+        return CopyStats() if copier is None else copier.stats
+
+    def begun(self) -> None:
+        """See `Follower`."""
+        with self._lock:
+            if self._begun or self._closed:
+                return
+            self._begun = True
+            try:
+                self._begin()
+            except (OSError, StorageError) as error:
+                logger.warning("no shards are copied to or from a neighbour: %s", error)
+
+    def sealed(self, file: SealedFile) -> None:
+        """See `Follower`."""
+        copier = self._copier
+        if copier is not None:
+            copier.offer(file)
+
+    def ended(self, kind: SaveKind, step: int, committed: bool) -> None:
+        """A save has ended: see `KeptShards.ended`."""
+        if self._server is not None:
+            self._guests.ended(kind, step, committed)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until all is copied; False if ``timeout`` seconds were not enough."""
+        copier = self._copier
+        return copier is None or copier.wait(timeout)
+
+    def close(self) -> None:
+        """Copy and take no more."""
+        with self._lock:
+            self._closed = True
+            if self._copier is not None:
+                self._copier.close()
+            if self._server is not None:
+                self._server.close()
+
+    def _begin(self) -> None:
+        self._guests.hold()
+        key = run_key(self._run)
+        self._server = MemoryServer(key, [self._guests.place], self._guests, *self._owner)
+        address, port = self._server.address
+        host = socket.gethostname()
+        keeper = Keeper(
+            id=secrets.token_hex(8),
+            node=os.environ.get(env.NODE_NAME) or host,
+            host=host,
+            address=address,
+            port=port,
+            rank=self._rank,
+        )
+        roster.enter(self._run, *self._owner, keeper)
+        self._copier = Copier(key, lambda: self._partners(keeper), self._owner)
+
+    def _partners(self, own: Keeper) -> list[Keeper]:
+        return roster.partners(roster.read(self._run, *self._owner), own)

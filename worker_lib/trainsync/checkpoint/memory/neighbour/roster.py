@@ -1,0 +1,113 @@
+"""Which processes of an attempt take copies, and where: a file of each on the volume.
+
+The files lie in the staging of the attempt's incarnation, so those of an older attempt are not
+seen, and go with it.
+"""
+
+import contextlib
+import socket
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Final, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from trainsync.storage import atomic, records
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.saves.receipts import Count, Incarnation
+
+_LARGEST: Final = 4 << 10
+_SUFFIX: Final = ".json"
+# Nothing is sent there: the system says from which address it would.
+_FAR: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeper:
+    """A process that takes copies.
+
+    Attributes:
+        id: of this process alone.
+        node: the machine, by its name.
+        host: the pod.
+        rank: of the process in the trainer.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
+
+    id: Incarnation
+    node: Annotated[str, Field(min_length=1, max_length=253)]
+    host: Annotated[str, Field(min_length=1, max_length=253)]
+    address: Annotated[str, Field(min_length=1, max_length=64)]
+    port: Annotated[int, Field(ge=1, le=65535)]
+    rank: Count
+    version: Literal[1] = 1
+
+
+_RECORD: Final = TypeAdapter(Keeper)
+
+
+def enter(run: RunDirectory, attempt: int, incarnation: str, keeper: Keeper) -> None:
+    """Let the attempt's other processes know of this one.
+
+    Raises:
+        OSError, StorageError: the volume.
+    """
+    directory = run.keepers(attempt, incarnation)
+    atomic.make_directory(directory, durably=False)
+    data = _RECORD.dump_json(keeper, by_alias=True)
+    atomic.write_bytes(directory / f"{keeper.id}{_SUFFIX}", data, durably=False)
+
+
+def read(run: RunDirectory, attempt: int, incarnation: str) -> list[Keeper]:
+    """All that have entered, in no order.
+
+    Raises:
+        OSError: the volume.
+    """
+    found = []
+    try:
+        paths = list(run.keepers(attempt, incarnation).iterdir())
+    except FileNotFoundError:
+        return []
+    for path in paths:
+        if path.suffix != _SUFFIX or atomic.is_temporary(path.name):
+            continue
+        # One that is torn by a crash of the machine, or gone, is of a process that is gone, too.
+        with contextlib.suppress(FileNotFoundError, ValueError), path.open("rb") as file:
+            found.append(_RECORD.validate_json(file.read(_LARGEST)))
+    return found
+
+
+def partners(keepers: list[Keeper], own: Keeper) -> list[Keeper]:
+    """Those that may take the copies of ``own``, the best first; pure.
+
+    Nodes are a ring in the order of their names, and the partner is on the next one. Where all
+    are on one node, pods are the ring; in one pod there is none. A node's processes take turns.
+    """
+    places: dict[tuple[str, str], list[Keeper]] = {}
+    is_one_node = all(keeper.node == own.node for keeper in keepers)
+    for keeper in keepers:
+        name = (keeper.node, keeper.host) if is_one_node else (keeper.node, "")
+        places.setdefault(name, []).append(keeper)
+    here = (own.node, own.host) if is_one_node else (own.node, "")
+    others = sorted(place for place in places if place != here)
+    if not others:
+        return []
+    chosen = next((place for place in others if place > here), others[0])
+    order = sorted(places[chosen], key=_by_rank)
+    beside = sorted({own, *places.get(here, [])}, key=_by_rank)
+    first = beside.index(own) % len(order)
+    return order[first:] + order[:first]
+
+
+def own_address() -> str:
+    """The address of this machine that others of the cluster reach."""
+    for family, far in _FAR:
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((far, 9))
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+def _by_rank(keeper: Keeper) -> tuple[int, str]:
+    return keeper.rank, keeper.id
