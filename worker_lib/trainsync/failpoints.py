@@ -22,6 +22,7 @@ COPY: Final = "copy"
 MEMORY: Final = "memory"
 PUBLISH: Final = "publish"
 NEIGHBOUR: Final = "neighbour"
+FELLOWS: Final = "fellows"
 
 POINTS: Final = {
     SAVE: (
@@ -127,12 +128,16 @@ POINTS: Final = {
         "given",  # a piece of it is on the wire; once for each
         "fetching",  # that rank has the piece; once for each
     ),
+    FELLOWS: (
+        "passing",  # before a piece goes to the agent behind; once for each
+        "held",  # a file is whole here
+    ),
 }
 """The points of each area, in the order in which they are reached: a rank's save, the monitor's
 commit, a broadcast on the trainer and on an explorer, a version in shared memory, an update of a
 server, a round of an agent, a save that goes into a store, one that is copied onto a volume, what
-a rank's save keeps in memory, weights that go into a store, and copies of what is in memory with a
-neighbour."""
+a rank's save keeps in memory, weights that go into a store, copies of what is in memory with a
+neighbour, and a version's files from agent to agent."""
 
 Handler = Callable[[str], None]
 

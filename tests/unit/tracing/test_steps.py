@@ -109,7 +109,8 @@ def test_spans_that_an_endpoint_refuses_are_counted(
     monkeypatch: pytest.MonkeyPatch,
     status: int,
 ) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    # A refusal that may pass is tried again so long.
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "5")
     with receiving(status) as receiver:
         send_to(receiver.url)
         steps.start({})

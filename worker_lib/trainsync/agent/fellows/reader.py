@@ -89,7 +89,7 @@ class FellowsReader:
             if not left:
                 from_volume(directory, holding, index, deadline)
                 self._metrics.fetched("volume", entry.bytes)
-            failpoint("agent.file_held")
+            failpoint("fellows.held")
 
     def _from(self, fellow: Fellow, key: str, holding: Holding, index: int, until: float) -> bool:
         try:

@@ -135,7 +135,7 @@ class FellowServer:
                 piece = os.read(fd, min(PIECE_BYTES, end - offset))
                 if not piece:
                     return
-                failpoint("agent.passing_on")
+                failpoint("fellows.passing")
                 to.sendall(piece)
                 offset += len(piece)
         finally:
