@@ -27,6 +27,13 @@ Endpoint = Annotated[
 Region = Annotated[str | None, typer.Option(help="Of the bucket; else AWS_REGION.")]
 AllowHttp = Annotated[bool, typer.Option("--allow-http", help="The endpoint may be plain http://.")]
 StepOrLatest = Annotated[str, typer.Argument(help="Number of the step, or latest.", metavar="STEP")]
+MaybeStep = Annotated[
+    str | None,
+    typer.Argument(help="Number of the step, or latest (the default).", metavar="[STEP]"),
+]
+StepOption = Annotated[
+    str | None, typer.Option("--step", help="Number of the step, or latest.", metavar="STEP")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
 Threads = Annotated[int, typer.Option(min=1, max=256, help="Files read at once.")]

@@ -154,6 +154,32 @@ def test_show_latest_is_the_step_that_the_pointer_names(run: RunDirectory) -> No
     assert "checkpoint of step 30" in call("show", run.root, "latest").stdout
 
 
+def test_show_takes_the_latest_step_by_default_and_a_step_as_verify_does(
+    run: RunDirectory,
+) -> None:
+    assert document("show", run.root) == document("show", run.root, "latest")
+    assert document("show", run.root, "--step", 20) == document("show", run.root, 20)
+    assert document("show", run.root, 20, "--step", 20)["step"] == 20
+    result = call("show", run.root, 20, "--step", 30)
+    assert result.exit_code == 2
+    assert "give one of them" in result.stderr
+
+
+def test_show_prints_each_digest_on_one_line_at_80_columns(run: RunDirectory) -> None:
+    files = document("show", run.root, 20, "--kind", "checkpoint")["saves"][0]["fileList"]
+    lines = call("show", run.root, 20, "--kind", "checkpoint").stdout.splitlines()
+    for file in files:
+        digest = file["digest"].partition(":")[2]
+        (line,) = [line for line in lines if digest in line]
+        assert line.startswith(digest)
+        assert line.endswith(f"  {file['path']}")
+
+
+def test_ls_says_that_it_compared_sizes(run: RunDirectory) -> None:
+    result = call("ls", run.root)
+    assert "judged by the sizes of their files; `verify` reads their bytes" in result.stderr
+
+
 def test_show_says_what_a_step_may_be(run: RunDirectory) -> None:
     result = call("show", run.root, "newest")
     assert result.exit_code == 2

@@ -25,6 +25,15 @@ def test_a_healthy_directory_is_left_as_it_is(run: RunDirectory) -> None:
     assert tree(run.root) == before
 
 
+def test_repair_says_when_it_judged_by_size_alone(run: RunDirectory) -> None:
+    file = run.step(30) / "actor/checkpoint_rank_0.pt"
+    file.write_bytes(b"!" + file.read_bytes()[1:])
+    result = call("repair", run.root)
+    assert result.stdout == "nothing to mend\n"
+    assert "judged by the sizes of their files; --digest reads their bytes" in result.stderr
+    assert "--digest" not in call("repair", run.root, "--digest").stderr
+
+
 @pytest.mark.parametrize("text", ["99\n", "x\n", "", "20\n", None])
 def test_a_pointer_is_moved_to_the_newest_valid_save(run: RunDirectory, text: str | None) -> None:
     run.pointer(CHECKPOINT).unlink()

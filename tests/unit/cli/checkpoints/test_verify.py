@@ -42,6 +42,39 @@ def test_a_flipped_bit_is_named(run: RunDirectory) -> None:
     assert set(problems.values()) == {None}
 
 
+def test_of_damage_in_the_step_that_the_pointer_names_verify_says_what_comes_next(
+    run: RunDirectory,
+) -> None:
+    path = run.step(30) / "actor/checkpoint_rank_0.pt"
+    data = path.read_bytes()
+    path.write_bytes(b"!" + data[1:])
+    for arguments in ((), ("--step", 30), ("--step", "latest")):
+        text = call("verify", run.root, *arguments).stderr
+        command = f"trainsync checkpoints repair --digest {run.root}"
+        assert f"`{command}` moves the pointer to the newest checkpoint that is whole" in text
+        assert "the run's next start fails on step 30, and the start after it resumes" in text
+    path.write_bytes(data[:-1])
+    text = call("verify", run.root).stderr
+    assert f"`trainsync checkpoints repair {run.root}` moves the pointer" in text
+    assert "the run's next start resumes from that one" in text
+    path.write_bytes(data)
+    assert "repair" not in call("verify", run.root).stderr
+
+
+def test_of_damage_in_another_step_verify_names_no_remedy(run: RunDirectory) -> None:
+    path = run.step(10) / "actor/checkpoint_rank_0.pt"
+    path.write_bytes(b"!" + path.read_bytes()[1:])
+    result = call("verify", run.root)
+    assert result.exit_code == 1
+    assert "repair" not in result.stderr
+
+
+def test_a_step_that_is_no_number_is_wrong_usage(run: RunDirectory) -> None:
+    result = call("verify", run.root, "--step", "newest")
+    assert result.exit_code == 2
+    assert "expected a number from 0 to" in result.stderr
+
+
 def test_every_bad_file_is_named_and_not_the_first_alone(run: RunDirectory) -> None:
     (run.step(10) / "actor/checkpoint_rank_0.pt").unlink()
     os.truncate(run.step(10) / "actor/checkpoint_rank_1.pt", 7)

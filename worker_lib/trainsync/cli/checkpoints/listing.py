@@ -6,9 +6,10 @@ import typer
 
 from trainsync.cli.checkpoints import reports
 from trainsync.cli.checkpoints.places import open_place
+from trainsync.cli.checkpoints.remedies import JUDGED_BY_SIZE
 from trainsync.cli.options import AllowHttp, AsJson, DirectoryOrUrl, Endpoint, Region
 from trainsync.cli.output import tables
-from trainsync.cli.output.console import DAMAGED, emit, guarded
+from trainsync.cli.output.console import DAMAGED, emit, guarded, say
 from trainsync.storage.inspect.findings import in_order
 from trainsync.storage.objects.opening import StoreOptions
 
@@ -42,5 +43,7 @@ def list_saves(
     else:
         tables.print_saves(found)
         tables.print_findings(findings)
+        if saves:
+            say(f"{JUDGED_BY_SIZE}; `verify` reads their bytes")
     if any(finding.is_damage for finding in findings):
         raise typer.Exit(DAMAGED)

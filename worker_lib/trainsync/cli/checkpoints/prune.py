@@ -47,7 +47,8 @@ def prune(
 
     Of each kind the last KEEP stay, in the order of training; so does what a pointer names, what a
     reader has leased, what is being saved or was resumed from, and the newest save that is whole.
-    A step vanishes at once, by a rename.
+    A step vanishes at once, by a rename. What it frees is more than the size that `ls` shows: its
+    manifest, too, and files in its folder that no manifest lists.
 
     In a store, a step vanishes with its manifest; objects that no manifest names, older than two
     days, go too: a copy that was cut off has left them.

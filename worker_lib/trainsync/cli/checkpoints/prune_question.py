@@ -17,7 +17,7 @@ def print_removals(removals: list[PrunedStep]) -> None:
     table = tables.new_table()
     table.add_column("step", justify="right")
     table.add_column("kinds")
-    table.add_column("size", justify="right")
+    table.add_column("frees", justify="right")
     for removal in removals:
         kinds = ", ".join(kind.value for kind in removal.kinds)
         table.add_row(str(removal.step), kinds, decimal(removal.bytes))

@@ -8,6 +8,7 @@ import typer
 
 from trainsync.api.protocol import SaveKind
 from trainsync.cli.checkpoints.places import open_bucket, refuse_options
+from trainsync.cli.checkpoints.remedies import JUDGED_BY_SIZE
 from trainsync.cli.checkpoints.repair_actions import carry_out
 from trainsync.cli.checkpoints.repair_store import repair_store
 from trainsync.cli.options import (
@@ -82,6 +83,8 @@ def repair(
         )
     elif not done and not refused:
         stdout().print("nothing to mend")
+    if not digest and not as_json:
+        say(f"{JUDGED_BY_SIZE}; --digest reads their bytes, and takes as long as `verify`")
     for sentence in refused:
         say(sentence, style="red")
     if refused:

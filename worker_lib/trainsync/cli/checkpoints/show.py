@@ -11,13 +11,15 @@ from trainsync.cli.checkpoints import reports
 from trainsync.cli.checkpoints.places import Place, open_place
 from trainsync.cli.checkpoints.reports import SaveReport
 from trainsync.cli.options import (
+    LATEST,
     AllowHttp,
     AsJson,
     DirectoryOrUrl,
     Endpoint,
     Kind,
+    MaybeStep,
     Region,
-    StepOrLatest,
+    StepOption,
 )
 from trainsync.cli.output import tables
 from trainsync.cli.output.console import DAMAGED, USAGE, emit, fail, guarded, stdout
@@ -30,7 +32,8 @@ from trainsync.storage.saves.manifest import Manifest
 @guarded
 def show(
     directory: DirectoryOrUrl,
-    step_name: StepOrLatest,
+    step_name: MaybeStep = None,
+    step_option: StepOption = None,
     kind: Kind = None,
     endpoint: Endpoint = None,
     region: Region = None,
@@ -38,8 +41,10 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show what a step's manifests say: participants, time, and every file with its digest."""
+    if None not in (step_name, step_option) and step_name != step_option:
+        fail(f"STEP is {step_name!r} and --step {step_option!r}: give one of them", USAGE)
     place = open_place(directory, StoreOptions(endpoint, region, allow_http))
-    step = place.chosen_step(step_name, kind)
+    step = place.chosen_step(step_name or step_option or LATEST, kind)
     everything = place.around(step)
     saves = [s for s in everything if s.step == step and kind in (None, s.kind)]
     if not saves:
@@ -102,13 +107,13 @@ def _print(place: Place, report: SaveReport) -> None:
     }
     for name, text in lines.items():
         console.print(f"  {name:12}  {clean(text)}", markup=False, soft_wrap=True)
-    table = tables.new_table()
-    table.add_column("file", no_wrap=True)
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column(ALGORITHM, overflow="fold")
+    console.print()
+    # No table: it would wrap digests at 80 columns, and a digest on two lines cannot be copied.
+    console.print(f"{ALGORITHM:32} {'size':>9}  file", style="bold", soft_wrap=True)
     for entry in record.files:
-        table.add_row(entry.path, decimal(entry.bytes), entry.digest.partition(":")[2])
-    console.print(table)
+        line = f"{entry.digest.partition(':')[2]:32} {decimal(entry.bytes):>9}  {entry.path}"
+        console.print(clean(line), markup=False, soft_wrap=True)
+    console.print()
 
 
 def _participants(record: Manifest) -> str:

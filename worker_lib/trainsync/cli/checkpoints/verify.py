@@ -7,7 +7,7 @@ import typer
 from rich.filesize import decimal
 
 from trainsync.api.words import counted
-from trainsync.cli.checkpoints import reports
+from trainsync.cli.checkpoints import remedies, reports
 from trainsync.cli.checkpoints.places import open_place
 from trainsync.cli.options import (
     DEFAULT_THREADS,
@@ -19,7 +19,7 @@ from trainsync.cli.options import (
     Threads,
 )
 from trainsync.cli.output import tables
-from trainsync.cli.output.console import DAMAGED, USAGE, emit, fail, guarded, stderr
+from trainsync.cli.output.console import DAMAGED, USAGE, emit, fail, guarded, say, stderr
 from trainsync.cli.output.progress import bytes_bar
 from trainsync.storage.inspect.findings import in_order
 from trainsync.storage.objects.opening import StoreOptions
@@ -28,7 +28,10 @@ from trainsync.storage.objects.opening import StoreOptions
 @guarded
 def verify(
     directory: DirectoryOrUrl,
-    step: Annotated[int | None, typer.Option(min=0, help="Only this step.")] = None,
+    step_name: Annotated[
+        str | None,
+        typer.Option("--step", help="Only this step: a number, or latest.", metavar="STEP"),
+    ] = None,
     threads: Threads = DEFAULT_THREADS,
     endpoint: Endpoint = None,
     region: Region = None,
@@ -42,6 +45,7 @@ def verify(
     While the run is at work, what it is just writing shows as leftovers.
     """
     place = open_place(directory, StoreOptions(endpoint, region, allow_http))
+    step = None if step_name is None else place.chosen_step(step_name, None)
     saves = place.saves(step)
     if step is not None and not saves:
         fail(f"step {step} is not committed in {directory}", USAGE)
@@ -69,5 +73,7 @@ def verify(
             f"{counted(len(checked), 'save')}, {decimal(size)} read in {seconds:.1f} s{rate}; "
             f"{damage} damaged, {counted(len(findings) - damage, 'leftover')}"
         )
+        for sentence in remedies.of_damaged_targets(place, checked):
+            say(sentence)
     if damage:
         raise typer.Exit(DAMAGED)
