@@ -305,7 +305,7 @@ class Reconciler:
         problem, again, of_servers = todo.problem, decision.due + tuple(todo.due), _NO_PROBLEMS
         soon: float | None = None
         try:
-            # First: what is refused of the rest keeps no servers of a suspended run.
+            # Servers first: a refused child of the rest must not keep a suspended run's servers.
             carried = await self.servers.carry_out(run, todo.servers, observed, now, reads)
             of_servers, later = carried
             again += () if later is None else (now + timedelta(seconds=later),)
@@ -342,7 +342,7 @@ class Reconciler:
     async def _apply(
         self, run: Run, state: State, todo: Plan, observed: Observed, now: datetime, reads: Reads
     ) -> float | None:
-        """Make it so; returns in how many seconds to look again for what has to wait."""
+        """Carry out the plan; returns the seconds until what has to wait is tried again."""
         made_cluster = False
         key, rolls = Key(run.namespace, run.name), False
         for doomed in todo.delete:

@@ -1,4 +1,5 @@
-"""``python -m trainsync.agent``: a process beside an inference server that makes it follow a run.
+"""``python -m trainsync.agent``: keeps an inference server on its run's newest committed weights.
 
-Begin at `state` (what is decided), then `following` (what is done); `feed` tells of versions.
+Begin at `state` (decisions, and why a server is not ready), then `following` (fetch, stage, update,
+prove); `feed` tells of versions.
 """

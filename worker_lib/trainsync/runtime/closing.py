@@ -1,4 +1,4 @@
-"""How what a process is at ends when its context is closed."""
+"""Ends a process's unfinished work when its RunContext is closed."""
 
 import logging
 import time

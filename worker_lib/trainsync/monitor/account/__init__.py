@@ -4,10 +4,10 @@ Begin at `account`, which hears of pods, reports and saves; `ledger` divides the
 and is where the sum is kept, `trainers` and `explorers` say into which classes. These are pure;
 `keeper` gives them the time, and keeps the account on the volume.
 
-What each class is, and who knows it:
+What each class is, and where its number comes from:
 
-- ``train``: the training loop, from one report to the next, but for what follows. The process that
-  calls ``ctx.report`` says when its loop began and how far its clock is.
+- ``train``: the training loop, from one report to the next, except the time counted below. The
+  process that calls ``ctx.report`` says when its loop began and how far its clock is.
 - ``repeat``: the share of that time in steps that the run had reported before, in an attempt that
   was lost or rolled back. By counting steps.
 - ``save``: the time that a checkpoint blocked its slowest rank, by the receipts of the ranks. They
@@ -19,7 +19,7 @@ What each class is, and who knows it:
 - ``restart``: an attempt starts, the first too: from the last report of the one before (so with the
   step that was lost half-way) until its loop begins.
 - ``queue``: pods that are made and wait for a node. Pods that a queue holds back are not made.
-- ``idle``: all that nobody knows: after the last step, and pods of which nothing reports.
+- ``idle``: time that no report covers: after the last step, and pods of which nothing reports.
 
 All reports are cumulative, so one that is lost, late or doubled changes nothing.
 """

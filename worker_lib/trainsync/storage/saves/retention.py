@@ -35,7 +35,7 @@ def choose_removals(
         checkpoints, state_dicts: in the order in which they were trained: after a resume that is
             not the order of their numbers.
         bad_checkpoints, bad_state_dicts: those of them that are known to be damaged. They take no
-            place of a whole one; what is as new as those that stay is left to people.
+            place of a whole one; damaged saves as new as those that stay are not removed.
 
     Raises:
         ValueError: ``keep`` is less than 1.

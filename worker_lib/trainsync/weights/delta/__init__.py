@@ -1,4 +1,4 @@
-"""Deltas between two versions of the same bytes: lossless.
+"""Lossless binary differences between two versions of the weights.
 
 Begin at `codec`; `base` is the trainer's copy of the last version, `kernel` has the compiled
 loops, `wire` sends a delta over the chain.
