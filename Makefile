@@ -45,7 +45,7 @@ UNIT_WORKERS := $(shell workers=$$((3 * $$(nproc) / 2)); echo $$((workers < 8 ? 
 demo: setup ## A real TrainingRun on a real cluster, with a killed trainer (root; cold 20 min, warm 5)
 	$(BIN)/python -m demo
 
-demo-local: setup ## The same training and the same kill under torchrun: no root, no cluster (90 s)
+demo-local: setup ## The same training and the same kill under torchrun: no root, no cluster (2 min)
 	$(BIN)/python -m tiny_grpo.demo_local
 
 demo-vllm: setup $(VLLM_ENV)/.made ## The same model on two vLLM servers, one killed and one taken out: no root, no cluster (3 to 6 min)

@@ -34,7 +34,7 @@ _CHECKPOINT_INTERVAL: Final = 5
 _COMMITS_BEFORE_KILL: Final = 3
 # So that the next attempt repeats steps, which must give equal losses.
 _STEPS_BEFORE_KILL: Final = 2
-# Limit of one attempt; the whole demo should take less than 90 s.
+# Limit of one attempt; the whole demo takes some two minutes.
 _ATTEMPT_TIMEOUT: Final = 300.0
 # By default Ray reserves a third of the machine's memory.
 _OBJECT_STORE_BYTES: Final = 128 * 2**20
