@@ -13,7 +13,7 @@ from trainsync_operator.kube.kinds import RAY_CLUSTER, RAY_JOB
 from trainsync_operator.reconcile.run import SpecError
 
 # How many runs' environments are remembered: each look at a run builds its job, and yaml is slow.
-_REMEMBERED: Final = 4096
+_REMEMBERED: Final = 1024
 
 
 @lru_cache(_REMEMBERED)

@@ -79,7 +79,7 @@ def trim(kind: Kind, obj: Object) -> Object:
 def _status(kind: Kind, status: dict[str, Any]) -> dict[str, Any]:
     found = _only(_STATUS[kind], status)
     if "head" in found:
-        found["head"] = _only(("serviceName",), found["head"])
+        found["head"] = _only(("serviceName",), found["head"] or {})
     if "conditions" in status:
         found["conditions"] = [_only(_TIMED, entry) for entry in status["conditions"] or []]
     return found

@@ -4,6 +4,7 @@ import pickle
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable
 
 import pytest
@@ -158,6 +159,18 @@ def test_a_package_that_is_missing_is_named_and_training_goes_on(
     assert not steps.is_on()
     assert f"no traces are sent: they need {package}" in caplog.text
     assert "pip install '.[otlp]'" in caplog.text
+
+
+def test_packages_that_do_not_fit_are_said_and_training_goes_on(
+    send_to: SendTo, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+    monkeypatch.delitem(sys.modules, "trainsync.tracing.exporting", raising=False)
+    monkeypatch.setitem(sys.modules, package, types.ModuleType(package))
+    send_to("http://127.0.0.1:1")
+    steps.start({})
+    assert not steps.is_on()
+    assert "no traces are sent: OpenTelemetry cannot begin: ImportError" in caplog.text
 
 
 def test_a_wrong_variable_is_said_and_training_goes_on(

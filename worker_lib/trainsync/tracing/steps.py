@@ -68,6 +68,9 @@ def start(resource: Attributes, environ: Mapping[str, str] = os.environ) -> None
                 "trainsync, pip install '.[otlp]'",
                 error.name,
             )
+        except Exception as error:  # noqa: BLE001 - packages that do not fit one another
+            kind = type(error).__name__
+            logger.warning("no traces are sent: OpenTelemetry cannot begin: %s: %s", kind, error)
         else:
             atexit.register(stop)
 

@@ -205,3 +205,26 @@ def test_a_place_that_cannot_be_used_keeps_nothing(
     keeping.place.directory.parent.chmod(0o777)
     assert keeping.shards.begin(5, MODEL, 10) is None
     assert "expected owner" in caplog.text
+
+
+def test_a_neighbour_that_fails_takes_nothing_from_the_save(
+    keeping: Keeping, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing:
+        def begun(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+        def sealed(self, file: module.SealedFile) -> None:
+            raise RuntimeError(str(file.step))
+
+        def ended(self, kind: SaveKind, step: int, committed: bool) -> None:
+            raise RuntimeError(f"{kind} {step} {committed}")
+
+    shards = module.KeptShards(keeping.place, keeping.run, 0, INCARNATION, Failing())
+    file = shards.begin(5, MODEL, 4)
+    assert file is not None
+    file.write(memoryview(b"data"))
+    assert file.seal(digest_of(b"data"))
+    shards.ended(SaveKind.CHECKPOINT, 5, committed=True)
+    assert keeping.sealed() == [5]
+    assert "can't start new thread" in caplog.text

@@ -40,7 +40,7 @@ def from_fellow(
         connection = _joined(
             fellow, key, {"version": holding.key, "file": index, "offset": 0}, stall
         )
-    except (OSError, MemberLostError, NotProvenError) as error:
+    except (OSError, ValueError, MemberLostError, NotProvenError) as error:  # an odd address
         raise FellowFailedError(f"{fellow.name} does not give it: {error}") from error
     with closing(connection):
         _write(holding, index, _pieces(fellow, connection, entry.bytes, deadline))

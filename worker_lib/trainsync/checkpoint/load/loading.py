@@ -111,7 +111,7 @@ def load_sharded(
     with _sources(resume) as sources:
         load = _RankLoad(resume, subdir, ranks, sources)
         if isinstance(sources, Sources):
-            load.fetched = bring(resume, load.own_paths, sources, ranks)
+            load.fetched = bring(resume, load.own_paths, sources, ranks, timeout / 4)
 
         def plan() -> str:
             live = LiveState(

@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +78,7 @@ class KeptShards:
         run: on the volume, where the commits are.
         attempt, incarnation: of this process.
         follower: is told of each file that is kept.
+        needed: the step that is loaded, which may not be the newest commit; None: that one.
     """
 
     def __init__(
@@ -87,8 +88,10 @@ class KeptShards:
         attempt: int,
         incarnation: str,
         follower: Follower | None = None,
+        needed: int | None = None,
     ) -> None:
         self.place: Final = place
+        self._needed = needed
         self._run = run
         self._attempt = attempt
         self._incarnation = incarnation
@@ -122,8 +125,7 @@ class KeptShards:
         """
         try:
             self.hold()
-            if self._follower is not None:
-                self._follower.begun()
+            self._tell(lambda follower: follower.begun())
             self._look(step)
             self._drop()
             stem = f"{step}-{self._attempt}-{self._incarnation}"
@@ -155,13 +157,20 @@ class KeptShards:
             self._drop()
         except OSError as error:
             self.skip(f"what is older than step {step}", error)
-        if self._follower is not None:
-            self._follower.ended(kind, step, committed)
+        self._tell(lambda follower: follower.ended(kind, step, committed))
 
     def sealed(self, file: SealedFile) -> None:
         """A file that was begun here is whole."""
-        if self._follower is not None:
-            self._follower.sealed(file)
+        self._tell(lambda follower: follower.sealed(file))
+
+    def _tell(self, act: Callable[[Follower], None]) -> None:
+        """A copy with a neighbour is extra: without it the save goes on."""
+        if self._follower is None:
+            return
+        try:
+            act(self._follower)
+        except Exception:
+            logger.exception("a neighbour is not told of what is kept in memory")
 
     def skip(self, what: str, error: Exception) -> None:
         """Say, once for each kind of reason, that the volume alone has it."""
@@ -208,6 +217,8 @@ class KeptShards:
     def _drop(self) -> None:
         with self._lock:
             newest, aborted = self._newest, frozenset(self._aborted)
+            if self._needed is not None:
+                newest = self._needed
         dropped = to_drop(
             self.place.files(),
             attempt=self._attempt,
@@ -273,14 +284,14 @@ class KeptFile:
             self.discard()
             self._shards.skip(self._stem, error)
 
-    def seal(self, digest: str) -> None:
-        """The file is whole: from now on it may be loaded; never raises.
+    def seal(self, digest: str) -> bool:
+        """The file is whole: from now on it may be loaded; never raises. False: it is not there.
 
         Args:
             digest: of its bytes, as in a manifest.
         """
         if self._fd is None:
-            return
+            return False
         try:
             failpoint("memory.sealing")
             os.ftruncate(self._fd, self._size)
@@ -290,10 +301,11 @@ class KeptFile:
         except OSError as error:  # such as: a later attempt has dropped it
             self.discard()
             self._shards.skip(self._stem, error)
-            return
+            return False
         os.close(self._fd)
         self._fd = None
         self._shards.sealed(SealedFile(path, *self._part, self._size, digest))
+        return True
 
     @property
     def whole_bytes(self) -> int | None:

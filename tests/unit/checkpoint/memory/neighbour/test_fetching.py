@@ -79,7 +79,9 @@ class Rank:
         file.write(memoryview(DATA[number] if data is None else data))
         file.seal(digest_of(DATA[number]))
 
-    def bring(self, store: Store, own: Sequence[str]) -> tuple[int, list[bytes | None]]:
+    def bring(
+        self, store: Store, own: Sequence[str], seconds: float = 60.0
+    ) -> tuple[int, list[bytes | None]]:
         """Bytes that were brought, and what this rank then reads from memory."""
         entries = tuple(
             FileEntry(path, len(data), digest_of(data))
@@ -98,7 +100,7 @@ class Rank:
         resume = Resume(5, self.run.step(5), manifest, memory=self.place)
         ranks = Agreement(store, self.rank, 2, 60)
         with Sources(resume) as sources:
-            fetched = bring(resume, lambda: own, sources, ranks)
+            fetched = bring(resume, lambda: own, sources, ranks, seconds)
             found = [
                 sources.path(path).read_bytes() if sources.in_memory(path) else None for path in own
             ]
@@ -111,11 +113,13 @@ def together(calls: list[Callable[[], ResultT]]) -> list[ResultT]:
 
 
 def load(
-    ranks: list[Rank], own: Sequence[Sequence[str]] = ((PATHS[0],), (PATHS[1],))
+    ranks: list[Rank],
+    own: Sequence[Sequence[str]] = ((PATHS[0],), (PATHS[1],)),
+    seconds: float = 60.0,
 ) -> list[tuple[int, list[bytes | None]]]:
     store = Store()
     return together(
-        [partial(rank.bring, store, paths) for rank, paths in zip(ranks, own, strict=True)]
+        [partial(rank.bring, store, paths, seconds) for rank, paths in zip(ranks, own, strict=True)]
     )
 
 
@@ -137,6 +141,12 @@ def test_ranks_that_changed_pods_get_what_each_left_in_the_other(ranks: list[Ran
     ranks[0].keep(1)
     ranks[1].keep(0)
     assert load(ranks) == [(len(DATA[0]), [DATA[0]]), (len(DATA[1]), [DATA[1]])]
+
+
+def test_what_has_not_come_in_time_is_left_to_the_volume(ranks: list[Rank]) -> None:
+    ranks[0].keep(0)
+    ranks[0].keep(1, as_guest=True)
+    assert load(ranks, seconds=-1.0) == [(0, [DATA[0]]), (0, [None])]
 
 
 def test_a_file_that_differs_is_not_taken(ranks: list[Rank]) -> None:

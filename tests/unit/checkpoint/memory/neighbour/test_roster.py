@@ -57,6 +57,18 @@ def test_the_ranks_of_a_node_choose_different_processes_of_the_next_one() -> Non
     assert first == [4, 5, 6, 7, 0, 1, 2, 3]
 
 
+def test_a_process_that_is_known_is_not_read_again(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    one, other = keeper("a", "p", 0), keeper("b", "q", 1)
+    roster.enter(run, 0, INCARNATION, one)
+    known: dict[str, Keeper] = {}
+    assert roster.read(run, 0, INCARNATION, known) == [one]
+    for path in run.keepers(0, INCARNATION).iterdir():
+        path.write_bytes(b"")
+    roster.enter(run, 0, INCARNATION, other)
+    assert {each.id for each in roster.read(run, 0, INCARNATION, known)} == {one.id, other.id}
+
+
 def test_processes_of_the_attempt_are_found_and_those_of_another_are_not(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     assert roster.read(run, 1, INCARNATION) == []

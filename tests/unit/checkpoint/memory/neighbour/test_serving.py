@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.memory.kept import KeptShards
 from trainsync.checkpoint.memory.neighbour import wire
 from trainsync.checkpoint.memory.neighbour.secret import run_key
@@ -73,6 +74,15 @@ def test_a_copy_is_taken_and_given_back(node: Node) -> None:
     node.put(DATA)
     assert node.get(digest_of(DATA)) == DATA
     assert node.server.taken_bytes == len(DATA)
+
+
+def test_equal_bytes_of_a_later_step_are_taken_and_outlive_the_older_ones(node: Node) -> None:
+    node.put(DATA, step=5)
+    with pytest.raises(NeighbourError, match="here already"):
+        node.put(DATA, step=5)
+    node.put(DATA, step=6)
+    node.guests.ended(SaveKind.CHECKPOINT, 6, committed=True)
+    assert node.get(digest_of(DATA)) == DATA
 
 
 def test_what_the_pod_itself_keeps_is_given(node: Node) -> None:

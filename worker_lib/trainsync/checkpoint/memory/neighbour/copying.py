@@ -81,10 +81,11 @@ class Copier:
                 self._stats = replace(self._stats, superseded=self._stats.superseded + 1)
             self._waiting[part] = file
             if self._thread is None:
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._work, name="trainsync-neighbour", daemon=True
                 )
-                self._thread.start()
+                thread.start()
+                self._thread = thread
             self._changed.notify_all()
 
     def wait(self, timeout: float) -> bool:
@@ -106,6 +107,9 @@ class Copier:
         except Exception:
             logger.exception("no more shards are copied to a neighbour")
             self.close()
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
 
     def _next(self) -> SealedFile | None:
         """The file to copy now; None when closed. Waits for a partner, too."""
@@ -143,8 +147,10 @@ class Copier:
         for partner in self._partners()[:_MOST_TRIED]:
             try:
                 if not self._send(file, partner):
-                    return
+                    return  # it was dropped: nothing needs it any more
             except NeighbourError as error:
+                if self._closed:
+                    return
                 causes.append(f"rank {partner.rank} on {partner.node}: {error}")
                 continue
             seconds = time.monotonic() - began

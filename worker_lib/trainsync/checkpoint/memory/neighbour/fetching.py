@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -64,7 +65,11 @@ def choose(holders: Sequence[Holder], file: int, rank: int) -> list[tuple[str, i
 
 
 def bring(
-    resume: Resume, own: Callable[[], Iterable[str]], sources: Sources, ranks: Agreement
+    resume: Resume,
+    own: Callable[[], Iterable[str]],
+    sources: Sources,
+    ranks: Agreement,
+    seconds: float,
 ) -> int:
     """Bring what this rank lacks from other ranks' memory into its own; all ranks call it alike.
 
@@ -72,6 +77,7 @@ def bring(
 
     Args:
         own: the paths of the files that this rank needs, relative to the step's directory.
+        seconds: that fetching may take; the rest is loaded from the volume.
 
     Returns:
         Bytes that were brought.
@@ -86,7 +92,7 @@ def bring(
         # All ranks see the same answers, and so come to the same end.
         if not any(one.lacks for one in holders) or not any(one.files for one in holders):
             return 0
-        ranks.do("fetching from the memory of other ranks", lambda: fetch.fetch(holders))
+        ranks.do("fetching from the memory of other ranks", lambda: fetch.fetch(holders, seconds))
         return fetch.fetched
 
 
@@ -113,7 +119,7 @@ class _Fetch:
             return Holder(None, frozenset(), lacks=False)
         try:
             return self._look(paths, place, place.shared, stack)
-        except (OSError, StorageError) as error:
+        except (OSError, StorageError, RuntimeError) as error:  # RuntimeError: no thread
             logger.warning("the memory of other ranks is not used: %s", error)
             return Holder(None, frozenset(), lacks=False)
 
@@ -134,8 +140,9 @@ class _Fetch:
             address = server.address
         return Holder(address, files, bool(self._missing))
 
-    def fetch(self, holders: Sequence[Holder]) -> str:
-        """Fetch what is missing, some files at once."""
+    def fetch(self, holders: Sequence[Holder], seconds: float) -> str:
+        """Fetch what is missing, some files at once; what has not come in time, the volume has."""
+        until = time.monotonic() + seconds
         place = self._resume.memory
         if not self._missing or place is None or place.shared is None:
             return ""
@@ -143,15 +150,21 @@ class _Fetch:
         numbers = {entry.path: number for number, entry in enumerate(manifest.files)}
         # In the names of the attempt that saved the step: they are the files that it kept.
         shards = KeptShards(
-            place, RunDirectory(place.shared), manifest.attempt, manifest.incarnation
+            place,
+            RunDirectory(place.shared),
+            manifest.attempt,
+            manifest.incarnation,
+            needed=self._resume.step,
         )
 
         def fetch_one(path: str) -> int:
             entry = self._resume.entry(path)
             addresses = choose(holders, numbers[path], self._rank)
             for address in addresses[:_MOST_TRIED]:
+                if time.monotonic() > until:
+                    break
                 try:
-                    self._get(shards, entry, address)
+                    self._get(shards, entry, address, until)
                     return entry.bytes
                 except NeighbourError as error:
                     logger.warning("%s is not fetched from %s:%d: %s", path, *address, error)
@@ -167,7 +180,9 @@ class _Fetch:
         )
         return ""
 
-    def _get(self, shards: KeptShards, entry: FileEntry, address: tuple[str, int]) -> None:
+    def _get(
+        self, shards: KeptShards, entry: FileEntry, address: tuple[str, int], until: float
+    ) -> None:
         """Raises `NeighbourError`: it did not come whole, or there is no room for it."""
         with wire.connect(address) as connection:
             welcome = wire.ask(connection, self._key, {"want": "get", "digest": entry.digest})
@@ -181,6 +196,8 @@ class _Fetch:
 
                 def take(piece: memoryview) -> None:
                     failpoint("neighbour.fetching")
+                    if time.monotonic() > until:
+                        raise NeighbourError("it is too slow")
                     hasher.update(piece)
                     file.write(piece)
 

@@ -48,6 +48,8 @@ class Neighbour:
         self._lock = threading.Lock()  # held while it begins, which may wait for the volume
         self._begun = False
         self._closed = False
+        self._told = False
+        self._known: dict[str, Keeper] = {}  # by file: a keeper's never changes
         # Set once; other threads find them without waiting.
         self._server: MemoryServer | None = None
         self._copier: Copier | None = None
@@ -63,11 +65,19 @@ class Neighbour:
         with self._lock:
             if self._begun or self._closed:
                 return
-            self._begun = True
             try:
                 self._begin()
-            except (OSError, StorageError) as error:
-                logger.warning("no shards are copied to or from a neighbour: %s", error)
+                self._begun = True
+            except (OSError, StorageError, RuntimeError) as error:  # RuntimeError: no thread
+                if self._server is not None:
+                    self._server.close()
+                    self._server = None
+                # The next file tries again.
+                level = logging.DEBUG if self._told else logging.WARNING
+                self._told = True
+                logger.log(level, "no shards are copied to or from a neighbour so far: %s", error)
+            if self._closed:  # meanwhile
+                self.close()
 
     def sealed(self, file: SealedFile) -> None:
         """See `Follower`."""
@@ -86,13 +96,12 @@ class Neighbour:
         return copier is None or copier.wait(timeout)
 
     def close(self) -> None:
-        """Copy and take no more."""
-        with self._lock:
-            self._closed = True
-            if self._copier is not None:
-                self._copier.close()
-            if self._server is not None:
-                self._server.close()
+        """Copy and take no more. Never waits: `begun` may, and looks again at its end."""
+        self._closed = True
+        if self._copier is not None:
+            self._copier.close()
+        if self._server is not None:
+            self._server.close()
 
     def _begin(self) -> None:
         self._guests.hold()
@@ -112,4 +121,4 @@ class Neighbour:
         self._copier = Copier(key, lambda: self._partners(keeper), self._owner)
 
     def _partners(self, own: Keeper) -> list[Keeper]:
-        return roster.partners(roster.read(self._run, *self._owner), own)
+        return roster.partners(roster.read(self._run, *self._owner, self._known), own)

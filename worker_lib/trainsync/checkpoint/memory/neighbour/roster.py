@@ -58,12 +58,18 @@ def enter(run: RunDirectory, attempt: int, incarnation: str, keeper: Keeper) -> 
     atomic.write_bytes(directory / f"{keeper.id}{_SUFFIX}", data, durably=False)
 
 
-def read(run: RunDirectory, attempt: int, incarnation: str) -> list[Keeper]:
+def read(
+    run: RunDirectory, attempt: int, incarnation: str, known: dict[str, Keeper] | None = None
+) -> list[Keeper]:
     """All that have entered, in no order.
+
+    Args:
+        known: those of an earlier look, by file, which are not read again; gets the new ones.
 
     Raises:
         OSError: the volume.
     """
+    known = {} if known is None else known
     found = []
     try:
         paths = list(run.keepers(attempt, incarnation).iterdir())
@@ -72,9 +78,12 @@ def read(run: RunDirectory, attempt: int, incarnation: str) -> list[Keeper]:
     for path in paths:
         if path.suffix != _SUFFIX or atomic.is_temporary(path.name):
             continue
-        # One that is torn by a crash of the machine, or gone, is of a process that is gone, too.
-        with contextlib.suppress(FileNotFoundError, ValueError), path.open("rb") as file:
-            found.append(_RECORD.validate_json(file.read(_LARGEST)))
+        if path.name not in known:
+            # One that is torn by a crash of the machine, or gone, is of a process that is gone.
+            with contextlib.suppress(FileNotFoundError, ValueError), path.open("rb") as file:
+                known[path.name] = _RECORD.validate_json(file.read(_LARGEST))
+        if path.name in known:
+            found.append(known[path.name])
     return found
 
 

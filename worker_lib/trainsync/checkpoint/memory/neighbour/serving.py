@@ -86,7 +86,11 @@ class MemoryServer:
         self._listener.settimeout(_LOOK_SECONDS)
         self.address: Final = (host, int(self._listener.getsockname()[1]))
         thread = threading.Thread(target=self._accept, name="trainsync-memory-server", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:
+            self._listener.close()
+            raise
 
     def close(self) -> None:
         """Take no more requests; those that go on may end."""
@@ -109,9 +113,17 @@ class MemoryServer:
                 if not self._room.acquire(blocking=False):
                     connection.close()
                     continue
-                threading.Thread(
-                    target=self._answer, args=(connection,), name="trainsync-memory", daemon=True
-                ).start()
+                try:
+                    threading.Thread(
+                        target=self._answer,
+                        args=(connection,),
+                        name="trainsync-memory",
+                        daemon=True,
+                    ).start()
+                except RuntimeError as error:  # no more threads
+                    logger.warning("a request for kept shards is refused: %s", error)
+                    connection.close()
+                    self._room.release()
 
     def _answer(self, connection: socket.socket) -> None:
         try:
@@ -131,6 +143,17 @@ class MemoryServer:
             logger.exception("a request of another rank for kept shards failed")
         finally:
             self._room.release()
+
+    def _is_here(self, step: int, wanted: str) -> bool:
+        """Whether a file of that digest lies here that stays as long as the step is needed.
+
+        Two steps may have equal bytes; the older step's file goes when the newer one commits.
+        """
+        return any(
+            kept.digest == wanted and kept.step == step
+            for place in self._places
+            for kept in place.files()
+        )
 
     def _give(self, connection: socket.socket, caller: Caller, wanted: str) -> None:
         found = whole_files(self._places).get(wanted)
@@ -161,7 +184,7 @@ class MemoryServer:
         except (KeyError, TypeError, ValueError) as error:
             caller.refuse(f"the request cannot be read: {error!r}")
             return
-        if wanted in whole_files(self._places):
+        if self._is_here(step, wanted):
             caller.refuse("it is here already")
             return
         file = guests.begin(step, participant, size)
@@ -188,7 +211,9 @@ class MemoryServer:
                 file.discard()  # before the sender may try another
                 caller.refuse(cause)
                 return
-            file.seal(wanted)
+            if not file.seal(wanted):
+                caller.refuse("it could not be kept")
+                return
             with self._lock:
                 self.taken_bytes += size
             send(connection, {"kind": "kept"})
