@@ -33,6 +33,7 @@ from trainsync.storage.objects.errors import StoreUnavailableError
 from trainsync.storage.objects.live import names
 from trainsync.storage.objects.live.records import StoredRecords
 from trainsync.storage.objects.live.term import read_term
+from trainsync.storage.objects.mending import SET_ASIDE
 from trainsync.storage.saves.receipts import FileEntry, Receipt
 
 from tests.unit.storage.objects.memory import memory
@@ -217,7 +218,7 @@ def test_an_attempt_does_not_begin_while_what_is_complete_cannot_be_committed(
     core.saves.register(owner, request(2, ONE))
     run.write(owner, 2, ONE)
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise StoreUnavailableError("it is away")
 
     with monkeypatch.context() as away:
@@ -312,6 +313,87 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
     save(run, core, owner, 2)
     assert run.steps() == [1, 2]
     assert run.bucket.below(names.DOUBTS) == []
+
+
+@pytest.mark.parametrize("damage", [damage_size, damage_bytes])
+def test_a_checkpoint_that_was_set_aside_does_not_come_back_with_the_next_monitor(
+    damage: Callable[[Run, StoreCore, SaveOwner], None],
+) -> None:
+    run = Run()
+    core, owner = run.monitor(0)
+    save(run, core, owner, 1)
+    save(run, core, owner, 2)
+    damage(run, core, owner)
+    for attempt in (1, 2):  # the first one dies before it commits
+        core, owner = run.monitor(attempt)
+        point = core.resume(owner)
+        assert point is not None
+        assert point.step == 1
+        assert run.steps() == [1]
+
+
+def test_a_set_aside_that_was_cut_off_is_finished_and_its_step_saved_again() -> None:
+    run = Run()
+    core, owner = run.monitor(0)
+    save(run, core, owner, 1)
+    save(run, core, owner, 2)
+    run.bucket.delete([keys.manifest(CHECKPOINT, 2)])
+    run.bucket.create(keys.manifest(CHECKPOINT, 2), SET_ASIDE)
+    core, owner = run.monitor(1)
+    point = core.resume(owner)
+    assert point is not None
+    assert point.step == 1
+    save(run, core, owner, 2)
+    save(run, core, owner, 3)
+    assert run.steps() == [1, 2, 3]
+    run.monitor(2)
+
+
+def test_a_set_aside_that_is_cut_off_while_training_holds_up_no_save() -> None:
+    run = Run()
+    core, owner = run.monitor(0)
+    save(run, core, owner, 1)
+    run.bucket.create(keys.manifest(CHECKPOINT, 2), SET_ASIDE)
+    save(run, core, owner, 2)
+    assert state(core, owner, 2) is SaveState.COMMITTED
+
+
+def test_a_failure_after_the_manifest_was_put_removes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run()
+    core, owner = run.monitor(0)
+    save(run, core, owner, 1)
+    core.saves.register(owner, request(2, ONE))
+    run.write(owner, 2, ONE)
+    real = commits.commit
+
+    def lose_the_answer(*arguments: Any, **options: Any) -> None:
+        real(*arguments, **options)
+        raise StoreUnavailableError("the answer was lost")
+
+    with monkeypatch.context() as away:
+        away.setattr(commits, "commit", lose_the_answer)
+        core.tick()
+    part = ParticipantRef(component="model", rank=0)
+    core.saves.failure(
+        owner, FailureReport(kind=CHECKPOINT, step=2, participant=part, error="lost, too")
+    )
+    core.tick()
+    assert state(core, owner, 2) is SaveState.COMMITTED
+    stored = commits.read_manifest(run.bucket, CHECKPOINT, 2)
+    assert set(stored.keys.values()) <= set(run.shards())
+
+
+def test_a_pointer_that_cannot_be_read_is_replaced_by_the_next_commit() -> None:
+    run = Run()
+    core, owner = run.monitor(0)
+    save(run, core, owner, 1)
+    run.bucket.delete([keys.pointer(CHECKPOINT)])
+    run.bucket.create(keys.pointer(CHECKPOINT), b"")
+    save(run, core, owner, 2)
+    assert commits.read_pointer(run.bucket, CHECKPOINT) == 2
+    run.monitor(1)
 
 
 def test_with_nothing_whole_left_no_attempt_begins_anew() -> None:

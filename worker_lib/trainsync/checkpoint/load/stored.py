@@ -88,7 +88,7 @@ class StoredFiles:
     def fetch(self, entry: FileEntry, target: Path) -> None:
         """Put a file at ``target``. Raises as `blocks`, and `OSError`."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("xb") as file:
+        with target.open("wb") as file:  # also in the place of one whose fetch failed
             for block in self.blocks(entry):
                 file.write(block)
 

@@ -284,9 +284,9 @@ class HostedMonitorClient(Generic[CoreT]):
                 return answer
             self._thread.wait_change(revision, left)
 
-    def _call(self, call: Callable[[CoreT], ResultT]) -> ResultT:
+    def _call(self, call: Callable[[CoreT], ResultT], timeout: float | None = None) -> ResultT:
         try:
-            return self._thread.call(call, self._timeout)
+            return self._thread.call(call, self._timeout if timeout is None else timeout)
         except MonitorUnavailableError as error:
             if self._closed:
                 raise ClientClosedError("the monitor in this process is closed") from error

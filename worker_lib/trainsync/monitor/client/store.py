@@ -26,6 +26,7 @@ from trainsync.api.protocol import (
 )
 from trainsync.monitor import errors
 from trainsync.monitor.client.hosted import HostedMonitorClient
+from trainsync.monitor.client.resume_wait import RESUME_SECONDS
 from trainsync.monitor.commit import newest
 from trainsync.monitor.commit.core import CoreSettings
 from trainsync.monitor.ledger.saves import SaveOwner
@@ -43,7 +44,7 @@ from trainsync.storage.saves.receipts import Participant, ParticipantFailure
 
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS: Final = 0.5
-_DECIDE_SECONDS: Final = 600.0
+_DECIDE_SECONDS: Final = RESUME_SECONDS
 _ENDED: Final = (SaveState.COMMITTED, SaveState.ABORTED)
 
 
@@ -90,6 +91,10 @@ class StoreMonitorClient(HostedMonitorClient[StoreCore]):
     def claim(self, cluster: str) -> None:
         """See `MonitorClient`."""
         self._call(lambda core: core.claim(self._owner, cluster, None))
+
+    def resume(self) -> ResumePoint | None:
+        """See `MonitorClient`. A checkpoint that is doubted is read in full meanwhile."""
+        return self._call(lambda core: core.resume(self._owner), RESUME_SECONDS)
 
 
 class StoreRankClient:

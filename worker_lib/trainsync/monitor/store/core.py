@@ -217,6 +217,8 @@ class StoreCore:
         with self._kept():
             found = self._tenure.term.origin
             if found is None:
+                # What is set aside must not be put again by the next monitor.
+                self._tenure.clear()
                 found = origin.choose(
                     self._bucket, ledger, self._observer, with_digest=self._with_digest
                 )

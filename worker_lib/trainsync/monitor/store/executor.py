@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
@@ -43,6 +44,20 @@ _READ_AT_REBUILD: Final = 64
 """Manifests that are read where all steps are kept: the older ones change nothing."""
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """A save whose manifest may have been put."""
+
+    manifest: Manifest
+    receipts: tuple[Receipt, ...]
+    registered_at: datetime
+
+    @property
+    def objects(self) -> dict[str, str]:
+        """The key of each file's path."""
+        return {path: key for part in self.receipts for path, key in names.shards(part).items()}
+
+
 class StoreExecutor:
     """See the module's docstring. Every method may raise `TermLostError`.
 
@@ -73,7 +88,8 @@ class StoreExecutor:
         self._observer = observer
         self._clock = clock
         self._scan = RecordScan(bucket)
-        self._prepared: dict[SaveKey, Manifest] = {}
+        # What an intent may stand for: its manifest may be there, whatever is heard later.
+        self._prepared: dict[SaveKey, _Prepared] = {}
         self._unclean: set[SaveKey] = set()
         self._ended: dict[SaveKey, None] = {}  # in the order in which they ended
         self._retention_due = True
@@ -174,6 +190,8 @@ class StoreExecutor:
                 self._verify(decision, sizes[step])
             elif isinstance(decision, CommitSave):
                 self._commit(decision, now)
+            elif decision.key in self._prepared:
+                self._put(decision.key)
             else:
                 self._abort(decision)
             changed = True
@@ -208,36 +226,55 @@ class StoreExecutor:
             self._end_committed(key, digest)
             return
         save = self.ledger.find(key)
-        parts = list(save.receipts.values()) if save is not None else []
-        objects = {path: name for part in parts for path, name in names.shards(part).items()}
         # The same manifest when it is put again: the first put may have been done.
-        manifest = self._prepared.setdefault(
-            key,
-            Manifest(
-                kind=key.kind,
-                step=key.step,
-                attempt=key.owner.attempt,
-                incarnation=key.owner.incarnation,
-                run_uid=self._run_uid,
-                created_at=now,
-                participants=tuple(sorted(commit.registration.participants)),
-                files=commit.files,
-            ),
-        )
+        if key not in self._prepared:
+            self._prepared[key] = _Prepared(
+                Manifest(
+                    kind=key.kind,
+                    step=key.step,
+                    attempt=key.owner.attempt,
+                    incarnation=key.owner.incarnation,
+                    run_uid=self._run_uid,
+                    created_at=now,
+                    participants=tuple(sorted(commit.registration.participants)),
+                    files=commit.files,
+                ),
+                tuple(save.receipts.values()) if save is not None else (),
+                commit.registration.created_at,
+            )
+        self._put(key)
+
+    def _put(self, key: SaveKey) -> None:
+        """Put the manifest of a save whose objects were verified, or find that it was put."""
+        prepared = self._prepared[key]
         try:
-            stored = self._tenure.commit(manifest, objects)
+            stored = self._tenure.commit(prepared.manifest, prepared.objects)
+        except DamagedFileError as error:
+            if not mending.finish_set_aside(self._bucket, key.kind, key.step):
+                self._conflict(key, str(error))
+            return  # else it is put by the next decision
         except PromotionConflictError as error:
-            self.ledger.fail(key, AbortReason.CONFLICT, str(error))
-            return
-        for part in parts:
+            there = commits.read_manifest(self._bucket, key.kind, key.step)
+            if (there.manifest.attempt, there.manifest.incarnation) != (
+                key.owner.attempt,
+                key.owner.incarnation,
+            ):
+                self._conflict(key, str(error))
+                return
+            stored = there  # by an intent of this very save, before a claim forgot it
+        for part in prepared.receipts:
             self._observer.written(part)
         info = self._info(stored)
         self.ledger.committed(key.kind, info)
-        seconds = (self._clock() - commit.registration.created_at).total_seconds()
+        seconds = (self._clock() - prepared.registered_at).total_seconds()
         self._observer.committed(key.kind, info, max(seconds, 0.0))
         _LOG.info("%s committed, %d bytes, %s", key, info.bytes, info.digest)
         self._ended_now(key)
         self._retention_due = True
+
+    def _conflict(self, key: SaveKey, why: str) -> None:
+        del self._prepared[key]  # another save is there, so this one's manifest never is
+        self.ledger.fail(key, AbortReason.CONFLICT, why)
 
     def _committed_before(self, key: SaveKey) -> str | None:
         """Digest of the manifest by which another owner committed the step, if that is whole.
@@ -256,6 +293,7 @@ class StoreExecutor:
         if not problems:
             return stored.digest
         _LOG.warning("%s is committed but damaged, and is saved again: %s", key, problems[0])
+        self._tenure.clear()  # or the next monitor puts it again
         mending.set_aside(self._bucket, stored)
         self.ledger.uncommitted(key.kind, key.step)
         return None

@@ -57,8 +57,9 @@ def choose(bucket: Bucket, ledger: Ledger, observer: Observer, *, with_digest: b
             stored = commits.read_manifest(bucket, _KIND, step)
         except StepGoneError:
             continue
-        except DamagedFileError as error:  # it stays: a newer release may have written it
-            problems.append(str(error))
+        except DamagedFileError as error:
+            if not mending.finish_set_aside(bucket, _KIND, step):
+                problems.append(str(error))  # it stays: a newer release may have written it
             continue
         problem = _problem(bucket, stored, read=with_digest or doubt in doubted)
         if problem is not None:

@@ -53,7 +53,9 @@ def read_manifest(bucket: Bucket, kind: SaveKind, step: int) -> Stored:
     return manifests.decode(data, kind, step)
 
 
-def commit(bucket: Bucket, manifest: Manifest, objects: dict[str, str]) -> Stored:
+def commit(
+    bucket: Bucket, manifest: Manifest, objects: dict[str, str], *, mend: bool = False
+) -> Stored:
     """Commit a save whose objects are all there, and let the pointer follow.
 
     The manifest is the commit point. A save that another process has committed meanwhile is as
@@ -61,6 +63,7 @@ def commit(bucket: Bucket, manifest: Manifest, objects: dict[str, str]) -> Store
 
     Args:
         objects: the key of each file's path.
+        mend: whether a pointer that cannot be read is replaced; the store is this process's alone.
 
     Returns what is committed, whose objects may be another process's.
 
@@ -76,7 +79,7 @@ def commit(bucket: Bucket, manifest: Manifest, objects: dict[str, str]) -> Store
         stored = read_manifest(bucket, manifest.kind, manifest.step)
         check_same(bucket.name, stored.manifest, manifest)
     failpoint("store.manifest")
-    move_pointer(bucket, manifest.kind, manifest.step)
+    move_pointer(bucket, manifest.kind, manifest.step, mend=mend)
     failpoint("store.pointer")
     return stored
 
@@ -105,11 +108,11 @@ def read_pointer(bucket: Bucket, kind: SaveKind) -> int | None:
     return None if found is None else step_in(found, kind)
 
 
-def move_pointer(bucket: Bucket, kind: SaveKind, step: int) -> bool:
+def move_pointer(bucket: Bucket, kind: SaveKind, step: int, *, mend: bool = False) -> bool:
     """Name ``step``, unless a newer one is named; whether it moved.
 
     Raises:
-        DamagedFileError: the present pointer cannot be read; it stays.
+        DamagedFileError: the present pointer cannot be read; it stays, unless ``mend``.
         StoreUnavailableError: others move it all the time.
     """
     key, data = keys.pointer(kind), f"{step}\n".encode()
@@ -119,7 +122,13 @@ def move_pointer(bucket: Bucket, kind: SaveKind, step: int) -> bool:
             if there is None:
                 bucket.create(key, data)
                 return True
-            if step_in(there, kind) >= step:
+            try:
+                named = step_in(there, kind)
+            except DamagedFileError:
+                if not mend:
+                    raise
+                named = -1
+            if named >= step:
                 return False
             bucket.replace(key, data, there)
         except (ObjectExistsError, ObjectChangedError):

@@ -197,6 +197,14 @@ def set_aside(bucket: Bucket, stored: Stored) -> bool:
     return True
 
 
+def finish_set_aside(bucket: Bucket, kind: SaveKind, step: int) -> bool:
+    """End a `set_aside` that was cut off; whether there was one."""
+    if not _is_marked(bucket, kind, step):
+        return False
+    bucket.delete([keys.manifest(kind, step)])
+    return True
+
+
 def _is_marked(bucket: Bucket, kind: SaveKind, step: int) -> bool:
     there = bucket.find(keys.manifest(kind, step))
     return there is not None and there.data == SET_ASIDE
@@ -205,14 +213,8 @@ def _is_marked(bucket: Bucket, kind: SaveKind, step: int) -> bool:
 def _finish_action(bucket: Bucket, kind: SaveKind, step: int) -> Action:
     key = keys.manifest(kind, step)
 
-    def finish() -> bool:
-        if not _is_marked(bucket, kind, step):
-            return False
-        bucket.delete([key])
-        return True
-
     text = "a repair that was cut off had set the save aside; removed"
-    return Action(ActionKind.SET_ASIDE, key, text, finish)
+    return Action(ActionKind.SET_ASIDE, key, text, lambda: finish_set_aside(bucket, kind, step))
 
 
 def _mover(

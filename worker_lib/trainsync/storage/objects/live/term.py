@@ -11,7 +11,12 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from trainsync.api.protocol import SaveKind
 from trainsync.failpoints import failpoint
 from trainsync.storage import records
-from trainsync.storage.errors import ClaimTakenError, PromotionConflictError, StorageError
+from trainsync.storage.errors import (
+    ClaimTakenError,
+    DamagedFileError,
+    PromotionConflictError,
+    StorageError,
+)
 from trainsync.storage.objects import commits, inspecting, manifests
 from trainsync.storage.objects.bucket import Blob, Bucket
 from trainsync.storage.objects.errors import (
@@ -190,7 +195,7 @@ class Tenure:
         text = manifests.encode(manifest, objects).decode()
         self.change(intent=Intent(kind=manifest.kind, step=manifest.step, manifest=text))
         failpoint("live.intent")
-        return commits.commit(self._bucket, manifest, objects)
+        return commits.commit(self._bucket, manifest, objects, mend=True)
 
     def clear(self) -> None:
         """Forget the last intent: its save may be removed then. Raises `TermLostError`."""
@@ -207,8 +212,9 @@ class Tenure:
             )
             return
         try:
-            commits.commit(self._bucket, stored.manifest, dict(stored.keys))
-        except PromotionConflictError as error:
+            commits.commit(self._bucket, stored.manifest, dict(stored.keys), mend=True)
+        except (PromotionConflictError, DamagedFileError) as error:
+            # Of a manifest that was set aside, or is a newer release's: what is there stays.
             _LOG.warning("%s", error)
 
     def _put(self, term: Term, old: Blob | None) -> bool:

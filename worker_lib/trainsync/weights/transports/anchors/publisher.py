@@ -225,8 +225,8 @@ class AnchorPublisher:
                 f"the whole of version {self._anchored.weight_version} is still on its way into "
                 f"{self._bucket.name}"
             ) from None
-        except StoreError as error:  # another one is due at the next version
-            _LOG.warning("no anchor of version %d: %s", self._anchored.weight_version, error)
+        except Exception as error:  # noqa: BLE001 - said; another one is due at the next version
+            _LOG.warning("no anchor of version %d: %r", self._anchored.weight_version, error)
             self._anchoring = None
             return
         row, self._anchoring = self._anchored, None
