@@ -104,7 +104,7 @@ def full(name: str = "run") -> Object:
                 "maxToKeep": 3,
                 "saveStrategy": "single_node",
                 "verify": "digest",
-                "memory": {"budget": "64Gi"},
+                "memory": {"budget": "64Gi", "copies": 1},
                 "mirror": {
                     "url": "s3://bucket/run",
                     "endpoint": "https://s3.example.com",
