@@ -2,16 +2,22 @@
 
 While the pods of a run come up, its counts change several times a second, and a write of a status
 is the dearest request there is. What a person or a program acts on (phase, reasons, problems) is
-written at once, as the Job controller batches its pods and not its conditions.
+written at once, as the Job controller batches its pods and not its conditions. When a thousand runs
+start at once, counts wait longer: what has been written in the last minute says how long.
 """
 
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Generic, TypeVar
 
 SECONDS: Final = 2
-"""Between two writes of which the second changes counts alone."""
+"""At least, between two writes of one run of which the second changes counts alone."""
+LONGEST_SECONDS: Final = 30
+_WINDOW: Final = timedelta(seconds=60)
+# As many writes in a minute lengthen the wait by a second: 9 writes a second make it the longest.
+_WRITES_A_SECOND_OF_WAIT: Final = 18
 _COUNTS: Final = ("pods", "explorerReplicas", "readyClusters", "readyServers", "monitor")
 _OF_ENTRIES: Final = {
     "clusters": ("readyWorkers", "jobStatus"),
@@ -29,6 +35,8 @@ class Pace(Generic[Key]):
 
     _written: dict[Key, datetime] = field(default_factory=dict)
     _waiting: dict[Key, datetime] = field(default_factory=dict)
+    # The writes of all runs, oldest first.
+    _recent: deque[datetime] = field(default_factory=deque)
 
     def waits(self, key: Key, before: dict[str, Any], mine: dict[str, Any], now: datetime) -> bool:
         """Whether a status stays as it is for now; `due` says when it is written."""
@@ -36,7 +44,7 @@ class Pace(Generic[Key]):
         last = self._written.get(key)
         if last is None or not counts_alone(before, mine):
             return False
-        free = last + timedelta(seconds=SECONDS)
+        free = last + self._interval(now)
         if not last <= now < free:
             return False
         self._waiting[key] = free
@@ -45,6 +53,13 @@ class Pace(Generic[Key]):
     def wrote(self, key: Key, now: datetime) -> None:
         """A run's status was written."""
         self._written[key] = now
+        self._recent.append(now)
+
+    def _interval(self, now: datetime) -> timedelta:
+        while self._recent and not now - _WINDOW < self._recent[0] <= now:
+            self._recent.popleft()
+        seconds = len(self._recent) / _WRITES_A_SECOND_OF_WAIT
+        return timedelta(seconds=min(max(SECONDS, seconds), LONGEST_SECONDS))
 
     def due(self, key: Key) -> list[datetime]:
         """When to look at a run again, whose counts wait."""

@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import pytest
-from trainsync_operator.reconcile.pace import SECONDS, Pace, counts_alone
+from trainsync_operator.reconcile.pace import LONGEST_SECONDS, SECONDS, Pace, counts_alone
 
 from tests.unit.operator.support import START, seconds
 
@@ -68,3 +68,25 @@ def test_a_clock_that_was_set_back_holds_nothing_up() -> None:
     pace: Pace[str] = Pace()
     pace.wrote("run", START)
     assert not pace.waits("run", BEFORE, COUNTED, START - seconds(3600))
+
+
+def test_counts_wait_longer_while_many_runs_are_written() -> None:
+    pace: Pace[int] = Pace()
+    for run in range(540):  # nine a second
+        pace.wrote(run, START + seconds(run / 9))
+    now = START + seconds(59.95)
+    assert pace.waits(539, BEFORE, COUNTED, now)
+    assert pace.due(539) == [START + seconds(539 / 9 + LONGEST_SECONDS)]
+    assert not pace.waits(100, BEFORE, COUNTED, now), "it was written long ago"
+    later = now + seconds(120)
+    pace.wrote(1, later)
+    assert pace.waits(1, BEFORE, COUNTED, later)
+    assert pace.due(1) == [later + seconds(SECONDS)], "the rush is over"
+
+
+def test_a_due_time_is_that_of_the_rush_in_which_it_was_set() -> None:
+    pace: Pace[int] = Pace()
+    for run in range(5400):
+        pace.wrote(run, START)
+    assert pace.waits(1, BEFORE, COUNTED, START)
+    assert pace.due(1) == [START + seconds(LONGEST_SECONDS)]
