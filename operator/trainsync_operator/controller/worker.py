@@ -49,7 +49,7 @@ async def work_on(
         message = str(error) or f"one look took longer than {RECONCILE_SECONDS:g} s"
         _LOG.warning("reconcile failed, next try in %.1f s: %s", wait, message)
         # Where the API server asks to wait, the status has to wait, too.
-        quiet = isinstance(error, ApiError) and (error.told or error.retry_after > 0)
+        quiet = isinstance(error, ApiError) and (error.already_reported or error.retry_after > 0)
         if queue.failures(key) >= TOLD_AFTER and not quiet:
             await _tell(key, reconciler, message)
     except Exception:  # noqa: BLE001

@@ -50,7 +50,7 @@ class ApiError(KubeError):
     # Seconds that the API server asks to wait.
     retry_after = 0.0
     # Whether the run's status names the error already.
-    told = False
+    already_reported = False
     # The longest back-off, in seconds: there is a job to be looked after meanwhile.
     at_most = float("inf")
 

@@ -19,19 +19,19 @@ class ReadLiveError(Exception):
     """There is something to do: it has to be decided on what the API server says.
 
     Args:
-        lists: whether the children have to be listed there, too.
+        needs_listing: whether the children have to be listed there, too.
     """
 
-    def __init__(self, *, lists: bool) -> None:
-        super().__init__(lists)
-        self.lists = lists
+    def __init__(self, *, needs_listing: bool) -> None:
+        super().__init__(needs_listing)
+        self.needs_listing = needs_listing
 
 
 class Cached:
     """The children as the store has them; nothing is changed through it."""
 
     is_live = False
-    lists = False
+    lists_live = False
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -58,7 +58,7 @@ class Cached:
             ReadLiveError: always.
         """
         del obj
-        raise ReadLiveError(lists=kind is RAY_JOB)
+        raise ReadLiveError(needs_listing=kind is RAY_JOB)
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         """Refused.
@@ -66,14 +66,14 @@ class Cached:
         Raises:
             ReadLiveError: always.
         """
-        raise ReadLiveError(lists=True)
+        raise ReadLiveError(needs_listing=True)
 
 
 class Live:
     """The API server; what it answers goes into the store, before the watches tell of it."""
 
     is_live = True
-    lists = True
+    lists_live = True
 
     def __init__(self, api: Api, store: Store) -> None:
         self._api, self._store = api, store
@@ -144,7 +144,7 @@ class Live:
 class Confirmed(Live):
     """The API server for the run and for what is made or changed; the store for what is there."""
 
-    lists = False
+    lists_live = False
 
     async def child(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """From the store; what is not there is read with `get` before it is made."""
@@ -161,7 +161,7 @@ class Confirmed(Live):
             ReadLiveError: of a job.
         """
         if kind is RAY_JOB:
-            raise ReadLiveError(lists=True)
+            raise ReadLiveError(needs_listing=True)
         return await super().apply(kind, obj)
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
@@ -170,7 +170,7 @@ class Confirmed(Live):
         Raises:
             ReadLiveError: always.
         """
-        raise ReadLiveError(lists=True)
+        raise ReadLiveError(needs_listing=True)
 
 
 Reads = Cached | Live

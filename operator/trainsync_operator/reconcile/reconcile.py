@@ -32,19 +32,19 @@ from trainsync_operator.reconcile.decide import attempts, startup
 from trainsync_operator.reconcile.decide.attempts import Decision, Transition
 from trainsync_operator.reconcile.decide.failures import OF_THE_USER
 from trainsync_operator.reconcile.decide.stopping import StopOutcome
+from trainsync_operator.reconcile.dry_run import REFUSED, DryRuns
 from trainsync_operator.reconcile.events import Recorder
 from trainsync_operator.reconcile.fencing import as_read, of_monitor, same
+from trainsync_operator.reconcile.monitor_rollouts import MonitorRollouts
 from trainsync_operator.reconcile.observe import observe
 from trainsync_operator.reconcile.observed import JobPhase, Observed
 from trainsync_operator.reconcile.pace import Pace
 from trainsync_operator.reconcile.plan import Plan, plan
 from trainsync_operator.reconcile.reads import Cached, Confirmed, Live, ReadLiveError, Reads
 from trainsync_operator.reconcile.refusals import AGAIN_SECONDS
-from trainsync_operator.reconcile.rolls import Rolls
 from trainsync_operator.reconcile.run import Problem, Run, SpecError, State, parse, remembered
 from trainsync_operator.reconcile.servers.carry_out import Servers
-from trainsync_operator.reconcile.settled import Settled
-from trainsync_operator.reconcile.trial import REFUSED, Trials
+from trainsync_operator.reconcile.stored_notation import StoredNotation
 
 _LOG = logging.getLogger(__name__)
 # Of what no watch tells.
@@ -66,7 +66,7 @@ _OLD_CRD: Final = (
 class StaleError(ApiError):
     """The run has changed, or is another one, since it was read; decide again, with back-off."""
 
-    told = True  # nothing is wrong
+    already_reported = True  # nothing is wrong
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def utc_now() -> datetime:
 
 @dataclass
 class Reconciler:
-    """Carries out decisions; between two calls it remembers Events, rolls, refusals and `Settled`.
+    """Carries out decisions; between two calls it remembers what its fields name.
 
     Args:
         store: what the watches have seen; nothing is read from it until it is synced.
@@ -138,18 +138,18 @@ class Reconciler:
     store: Store = field(default_factory=Store)
     wake: Callable[[Key], None] = lambda _: None
     events: Recorder = field(init=False)
-    rolls: Rolls[Key] = field(init=False)
-    settled: Settled = field(init=False, default_factory=Settled)
+    rollouts: MonitorRollouts[Key] = field(init=False)
+    stored_notation: StoredNotation = field(init=False, default_factory=StoredNotation)
     pace: Pace[Key] = field(init=False, default_factory=Pace)
     servers: Servers = field(init=False)
-    trials: Trials = field(init=False, default_factory=Trials)
+    dry_runs: DryRuns = field(init=False, default_factory=DryRuns)
     live: Live = field(init=False)
     confirmed: Confirmed = field(init=False)
 
     def __post_init__(self) -> None:
         """Events go through the same client."""
         self.events = Recorder(self.api)
-        self.rolls = Rolls(self.wake)
+        self.rollouts = MonitorRollouts(self.wake)
         self.servers = Servers(self.events)
         self.live = Live(self.api, self.store)
         self.confirmed = Confirmed(self.api, self.store)
@@ -169,7 +169,7 @@ class Reconciler:
         try:
             return await self._reconcile(key, Cached(self.store))
         except ReadLiveError as error:
-            if error.lists:
+            if error.needs_listing:
                 raise
         return await self._reconcile(key, self.confirmed)
 
@@ -177,7 +177,7 @@ class Reconciler:
         raw = await reads.get(RUN, key.namespace, key.name)
         if raw is None:
             if not reads.is_live:
-                raise ReadLiveError(lists=False)
+                raise ReadLiveError(needs_listing=False)
             self.metrics.gone(key)
             self._forget(key)
             return None
@@ -200,8 +200,8 @@ class Reconciler:
         of_attempt(remembered(run.status).attempt)
         decision, held = await self._decide(run, observed, now, reads)
         if decision.transition is not None:
-            if not reads.lists and not _begins_anew(run, decision, observed):
-                raise ReadLiveError(lists=True)
+            if not reads.lists_live and not _begins_anew(run, decision, observed):
+                raise ReadLiveError(needs_listing=True)
             reads = reads if reads.is_live else self.confirmed
             # The new state must be in the status before any child is made for it.
             run = parse(await self._remember(run, decision, observed, now))
@@ -220,7 +220,7 @@ class Reconciler:
         if decision.cause not in OF_THE_USER:
             return decision, None
         todo = plan(run, decision.state, observed, now, self.monitor)
-        held = await self.trials.problem(run, todo, observed, now, reads)
+        held = await self.dry_runs.problem(run, todo, observed, now, reads)
         if held is None:
             return decision, None
         return attempts.decide(run, state, observed, now, edits=False), held
@@ -228,9 +228,9 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self.events.gone(key.namespace, key.name)
         self.servers.gone(key.namespace, key.name)
-        self.trials.gone(key.namespace, key.name)
-        self.settled.gone(key.namespace, key.name)
-        self.rolls.done(key, self.clock())
+        self.dry_runs.gone(key.namespace, key.name)
+        self.stored_notation.gone(key.namespace, key.name)
+        self.rollouts.done(key, self.clock())
         self.pace.gone(key)
 
     async def unable(self, key: Key, message: str) -> None:
@@ -312,7 +312,7 @@ class Reconciler:
             soon = await self._apply(run, state, todo, observed, now, reads)
         except (LeftoverError, NameTakenError) as error:
             if not reads.is_live:
-                raise ReadLiveError(lists=False) from error
+                raise ReadLiveError(needs_listing=False) from error
             if isinstance(error, LeftoverError):
                 problem, soon = Problem(error.reason, str(error)), _leftover_wait(error, now)
             else:
@@ -321,7 +321,7 @@ class Reconciler:
             # Write the problem into the status, then retry with back-off.
             problem = Problem("Refused", f"The API server refuses a child: {error}")
             await self._report(run, state, observed, now, todo, problem)
-            error.told = True
+            error.already_reported = True
             if any(job.phase is JobPhase.RUNNING for job in observed.jobs_of(state.attempt)):
                 error.at_most = AGAIN_SECONDS  # a lost pod and a save are to be seen meanwhile
             raise
@@ -329,7 +329,7 @@ class Reconciler:
             return soon  # the next look reports
         written = await self._report(run, state, observed, now, todo, problem, of_servers)
         key = Key(run.namespace, run.name)
-        again += (*self.rolls.due(key, now), *self.pace.due(key))
+        again += (*self.rollouts.due(key, now), *self.pace.due(key))
         waits = [(moment - now).total_seconds() for moment in again]
         if held is not None and held.reason == REFUSED:
             waits.append(AGAIN_SECONDS)
@@ -349,28 +349,28 @@ class Reconciler:
             await reads.delete(doomed.kind, run.namespace, doomed.name, doomed.uid)
             _LOG.info("deleted %s %s", doomed.kind.name, doomed.name)
         for kind, desired in todo.ensure:
-            if made_cluster and kind is not RAY_CLUSTER and not reads.lists:
+            if made_cluster and kind is not RAY_CLUSTER and not reads.lists_live:
                 return 0.0  # of many new runs, all RayClusters come before the first monitor
             name = objects.name(desired)
             live = observed.live.get((kind, name))
             if live is None and reads.is_live:
                 # It may have no label, or another owner.
                 live = await reads.get(kind, run.namespace, name)
-            changed = live is not None and self.settled.differs(run, kind, live, desired)
+            changed = live is not None and self.stored_notation.differs(run, kind, live, desired)
             if live is not None and reads.is_live and (changed or not is_calm(live, run, kind)):
                 # It may have come from the store.
                 seen, live = live, await reads.get(kind, run.namespace, name)
                 if live is None or objects.metadata(live)["uid"] != objects.metadata(seen)["uid"]:
                     return 0.0  # it is another object, or none: decide anew
-                changed = self.settled.differs(run, kind, live, desired)
+                changed = self.stored_notation.differs(run, kind, live, desired)
             if kind is DEPLOYMENT:
                 rolls = changed or not observed.monitor_ready
-                if changed and not self.rolls.may(key, now):
+                if changed and not self.rollouts.may(key, now):
                     continue
             applied = await ensure(reads, kind, desired, live, run, changed=changed)
             if applied is None:
                 if changed and live is not None:
-                    self.settled.note(run, kind, live, desired)
+                    self.stored_notation.note(run, kind, live, desired)
                 continue
             _LOG.info("%s %s %s", "made" if live is None else "put right", kind.name, name)
             if kind is RAY_CLUSTER and live is None:
@@ -381,7 +381,7 @@ class Reconciler:
                 message = f"RayJob {name} was made for attempt {attempt}."
                 await self.events.transition(run, "JobCreated", message, now)
         if not rolls:
-            self.rolls.done(key, now)
+            self.rollouts.done(key, now)
         return None
 
     async def _put_into_queue(

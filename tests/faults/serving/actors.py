@@ -16,7 +16,7 @@ from trainsync.agent import agent as agents
 from trainsync.agent import state, watching
 from trainsync.agent.agent import Agent
 from trainsync.agent.directory_feed import DirectoryFeed
-from trainsync.agent.times import AgentTimes
+from trainsync.agent.intervals import AgentIntervals
 from trainsync.engines.servers import kinds
 from trainsync.engines.servers.vllm import VLLMServer
 
@@ -30,7 +30,7 @@ from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer
 RESUME_SECONDS: Final = 2.0
 """In place of the driver's 30."""
 LONGEST_WAIT: Final = 2.0
-_TIMES: Final = AgentTimes(
+_TIMES: Final = AgentIntervals(
     cycle=0.05, feed=0.1, retry=0.2, look=0.1, answer=2.0, calm=0.2, busy=0.2, longest_retry=0.2
 )
 
@@ -61,7 +61,7 @@ def following_run(line: Line, options: Sequence[str], log: Path, strike: Strike 
         (watching, "LONGEST_WAIT_SECONDS", LONGEST_WAIT),
     ):
         setattr(module, name, seconds)
-    agent_process.Agent = partial(Agent, times=_TIMES)  # type: ignore[misc,assignment]
+    agent_process.Agent = partial(Agent, intervals=_TIMES)  # type: ignore[misc,assignment]
     kinds.VLLMServer = partial(VLLMServer, resume_timeout=RESUME_SECONDS)  # type: ignore[misc,assignment]
     if strike is not None:
         at = At(strike.point, strike.nth, stop_me if strike.stops else kill_me)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from trainsync.agent.agent import Agent
 from trainsync.agent.directory_feed import DirectoryFeed
+from trainsync.agent.intervals import AgentIntervals
 from trainsync.agent.settings import AgentSettings, read_settings
-from trainsync.agent.times import AgentTimes
 from trainsync.storage.layout import RunDirectory
 
 from tests.unit.agent.fake_server import FakeServer
@@ -71,14 +71,14 @@ Start = Callable[..., Watched]
 
 
 @pytest.fixture
-def times() -> AgentTimes:
+def intervals() -> AgentIntervals:
     """Of agents that look often."""
-    return AgentTimes(cycle=0.05, feed=0.05, look=0.05)
+    return AgentIntervals(cycle=0.05, feed=0.05, look=0.05)
 
 
 @pytest.fixture
-def start(run: Run, server: FakeServer, memory: Path, times: AgentTimes) -> Iterator[Start]:
-    """Starts agents; each ends before the next one begins. Keywords are of `AgentTimes`."""
+def start(run: Run, server: FakeServer, memory: Path, intervals: AgentIntervals) -> Iterator[Start]:
+    """Starts agents; each ends before the next one begins. Keywords are of `AgentIntervals`."""
     running: list[Agent] = []
 
     def do(*options: str, **other: float) -> Watched:
@@ -87,7 +87,7 @@ def start(run: Run, server: FakeServer, memory: Path, times: AgentTimes) -> Iter
         settings = settings_for(run, server, memory, *options)
         directory = RunDirectory(settings.directory)
         feed = DirectoryFeed(directory, settings.run_uid, poll_seconds=0.05)
-        running[:] = [Agent(settings, feed, replace(times, **other))]
+        running[:] = [Agent(settings, feed, replace(intervals, **other))]
         return Watched(running[0])
 
     yield do

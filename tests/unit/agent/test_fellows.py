@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from trainsync.agent.intervals import AgentIntervals
 from trainsync.agent.settings import AgentSettingsError, read_settings
-from trainsync.agent.times import AgentTimes
 
 from tests.ports import port_of, reserved_port
 from tests.unit.agent.conftest import Start, Watched, has
@@ -35,8 +35,8 @@ def run(place: Place) -> Place:
 
 
 @pytest.fixture
-def times(times: AgentTimes) -> AgentTimes:
-    return AgentTimes(
+def intervals(intervals: AgentIntervals) -> AgentIntervals:
+    return AgentIntervals(
         cycle=0.05, feed=0.05, look=0.05, calm=0.2, busy=0.2, retry=0.2, fellows=0.2, stall=2.0
     )
 

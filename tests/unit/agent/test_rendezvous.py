@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx
 import pytest
+from trainsync.agent.intervals import AgentIntervals
 from trainsync.agent.rendezvous import link
-from trainsync.agent.times import AgentTimes
 from trainsync.monitor.client import servers as clients
 
 from tests.ports import port_of, reserved_port
@@ -70,9 +70,9 @@ def place(tmp_path: Path) -> Place:
 
 
 @pytest.fixture
-def times(times: AgentTimes) -> AgentTimes:
+def intervals(intervals: AgentIntervals) -> AgentIntervals:
     """With the monitor's word alone in time: the directory is looked at in five minutes."""
-    return replace(times, unhinted=300.0, calm=0.2, busy=0.2, retry=0.2, longest_retry=0.2)
+    return replace(intervals, unhinted=300.0, calm=0.2, busy=0.2, retry=0.2, longest_retry=0.2)
 
 
 @pytest.fixture

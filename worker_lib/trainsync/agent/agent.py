@@ -12,7 +12,6 @@ from typing import Any, Final
 import torch
 
 from trainsync.agent.admission.reading import CommittedVersions
-from trainsync.agent.board import Board
 from trainsync.agent.directory_feed import DirectoryFeed
 from trainsync.agent.endpoint import Answer, EndpointError, HealthEndpoint, json_answer, text_answer
 from trainsync.agent.feed import VersionFeed
@@ -20,12 +19,13 @@ from trainsync.agent.fellows.reader import FellowsReader
 from trainsync.agent.fellows.registry import FellowsLink
 from trainsync.agent.fellows.sharing import FellowServer
 from trainsync.agent.following import Follower
+from trainsync.agent.intervals import DEFAULT_INTERVALS, AgentIntervals
 from trainsync.agent.metrics import CONTENT_TYPE, AgentMetrics
 from trainsync.agent.rendezvous.hints import Hints
 from trainsync.agent.rendezvous.link import MonitorLink
 from trainsync.agent.settings import AgentSettings
+from trainsync.agent.shared_state import SharedState
 from trainsync.agent.state import ReadinessLimits
-from trainsync.agent.times import DEFAULT_TIMES, AgentTimes
 from trainsync.agent.watching import FeedWatch, ServerWatch
 from trainsync.engines.servers.errors import ServerError
 from trainsync.engines.servers.kinds import driver_of
@@ -61,22 +61,22 @@ class Agent:
         self,
         settings: AgentSettings,
         feed: VersionFeed | None = None,
-        times: AgentTimes = DEFAULT_TIMES,
+        intervals: AgentIntervals = DEFAULT_INTERVALS,
     ) -> None:
         self._settings = settings
-        self._times = times
+        self._intervals = intervals
         self._stop = threading.Event()
-        self._board = Board()
+        self._shared = SharedState()
         self._limits = ReadinessLimits(
             settings.max_staleness, settings.serve_before_first, settings.blind_seconds
         )
-        self._metrics = AgentMetrics(lambda: self._board.state, self._limits)
+        self._metrics = AgentMetrics(lambda: self._shared.state, self._limits)
         self._feed = feed or DirectoryFeed(RunDirectory(settings.directory), settings.run_uid)
         server = settings.engine, settings.server, settings.memory
-        self._looking = driver_of(*server, timeout=times.answer)
+        self._looking = driver_of(*server, timeout=intervals.answer)
         self._health = driver_of(*server, timeout=_ALIVE_SECONDS)
         self._driving = driver_of(*server, timeout=float(settings.timeout), pause=settings.pause)
-        self._server_watch = ServerWatch(self._looking, self._board, self._stop, times)
+        self._server_watch = ServerWatch(self._looking, self._shared, self._stop, intervals)
         self._area = StagingArea(settings.memory)
         try:
             self._endpoint = HealthEndpoint(
@@ -100,7 +100,7 @@ class Agent:
             self._area.close()
             raise EndpointError(f"fellows cannot be served: {error}") from error
         follower = Follower(
-            self._board,
+            self._shared,
             self._server_watch,
             CommittedVersions(
                 settings.directory,
@@ -114,22 +114,22 @@ class Agent:
             self._stop,
             timeout=float(settings.timeout),
             dtype=None if settings.dtype is None else getattr(torch, settings.dtype),
-            cycle=times.cycle,
+            cycle=intervals.cycle,
         )
         self._hints: Hints | None = None
         self._link: MonitorLink | None = None
         if settings.rendezvous is not None:
-            self._hints = Hints(min(times.unhinted, settings.blind_seconds / 3))
+            self._hints = Hints(min(intervals.unhinted, settings.blind_seconds / 3))
             self._link = MonitorLink(
                 settings.rendezvous,
-                self._board,
+                self._shared,
                 self._limits,
                 self._hints,
                 self._stop,
-                times=times,
+                intervals=intervals,
                 agent=None if ip_address(settings.host).is_unspecified else self._endpoint.url,
             )
-        feed_watch = FeedWatch(self._feed, self._board, self._stop, self._hints, times)
+        feed_watch = FeedWatch(self._feed, self._shared, self._stop, self._hints, intervals)
         self._threads = [
             threading.Thread(target=run, name=f"trainsync-{name}", daemon=True)
             for name, run in (
@@ -159,7 +159,7 @@ class Agent:
 
     def status(self) -> dict[str, Any]:
         """The agent's knowledge, for people."""
-        state, now = self._board.state, time.monotonic()
+        state, now = self._shared.state, time.monotonic()
         newest, failure, judgement = state.newest, state.failure, state.judgement
         why = state.unready(self._limits, now)
         return {
@@ -211,8 +211,8 @@ class Agent:
         self._feed.close()
         if self._hints is not None:
             self._hints.close()
-        self._board.wake()
-        deadline = time.monotonic() + self._times.stop
+        self._shared.wake()
+        deadline = time.monotonic() + self._intervals.stop
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         ended = not any(thread.is_alive() for thread in self._threads)
@@ -234,8 +234,8 @@ class Agent:
         """Raises `OSError`: nothing can be listened on, or kept in the memory."""
         settings = self._settings
         assert settings.rendezvous is not None
-        link = FellowsLink(settings.rendezvous, self._stop, self._times.fellows)
-        server = FellowServer(settings.host, link.key, self._times.stall / 2)
+        link = FellowsLink(settings.rendezvous, self._stop, self._intervals.fellows)
+        server = FellowServer(settings.host, link.key, self._intervals.stall / 2)
         link.address = server.address
         name = hashlib.sha256(settings.server.encode()).hexdigest()[:16]
         try:
@@ -245,7 +245,7 @@ class Agent:
                 link.known,
                 server,
                 self._metrics,
-                self._times.stall,
+                self._intervals.stall,
             )
         except OSError:
             server.close()
@@ -261,14 +261,14 @@ class Agent:
 
     def _readyz(self) -> Answer:
         self._server_watch.look()  # it may have been restarted just now
-        why = self._board.state.unready(self._limits, time.monotonic())
+        why = self._shared.state.unready(self._limits, time.monotonic())
         if why is None:
             return text_answer(HTTPStatus.OK, "ready")
         return text_answer(HTTPStatus.SERVICE_UNAVAILABLE, why)
 
     def _server_healthz(self) -> Answer:
         """For a liveness probe of the server's container."""
-        why = self._board.state.hopeless
+        why = self._shared.state.hopeless
         try:
             if why is None and not self._health.is_alive():
                 why = "the server says that it does not work"

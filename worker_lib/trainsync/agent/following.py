@@ -11,10 +11,10 @@ import torch
 
 from trainsync.agent.admission.proving import Admission, RefutedError, UnprovenError
 from trainsync.agent.admission.reading import CommittedVersions, NoProofError
-from trainsync.agent.board import Board
+from trainsync.agent.intervals import DEFAULT_INTERVALS
 from trainsync.agent.metrics import AgentMetrics
+from trainsync.agent.shared_state import SharedState
 from trainsync.agent.state import AgentPhase, UpdateOutcome
-from trainsync.agent.times import DEFAULT_TIMES
 from trainsync.agent.version import Version
 from trainsync.agent.watching import ServerWatch
 from trainsync.engines.servers.base import ServerDriver
@@ -74,7 +74,7 @@ class Follower:
 
     def __init__(
         self,
-        board: Board,
+        shared: SharedState,
         watch: ServerWatch,
         source: CommittedVersions,
         area: StagingArea,
@@ -84,9 +84,9 @@ class Follower:
         *,
         timeout: float,
         dtype: torch.dtype | None = None,
-        cycle: float = DEFAULT_TIMES.cycle,
+        cycle: float = DEFAULT_INTERVALS.cycle,
     ) -> None:
-        self._board = board
+        self._shared = shared
         self._watch = watch
         self._source = source
         self._area = area
@@ -96,20 +96,20 @@ class Follower:
         self._timeout = timeout
         self._dtype = dtype
         self._cycle_seconds = cycle
-        self._admission = Admission(board, watch, driver, metrics)
+        self._admission = Admission(shared, watch, driver, metrics)
         self._staged: _PendingUpdate | None = None
         self._drops = 0
 
     def run(self) -> None:
         """Until ``stop`` is set; no error ends it."""
         while not self._stop.is_set():
-            state, now = self._board.state, time.monotonic()
+            state, now = self._shared.state, time.monotonic()
             if (version := state.wanted(now)) is not None:
                 self._bring(version)
             elif (version := state.doubtful(now)) is not None:
                 self._prove(version)
             else:
-                self._board.wait(self._cycle_seconds)
+                self._shared.wait(self._cycle_seconds)
 
     def _bring(self, version: Version) -> None:
         started = time.monotonic()
@@ -120,7 +120,7 @@ class Follower:
             self._admission.judge(version, staged.proof)
         except _SupersededError:
             self._drops += 1
-            self._board.change(lambda state: state.dropped())
+            self._shared.change(lambda state: state.dropped())
             if not self._stop.is_set():
                 self._metrics.ended(UpdateOutcome.SUPERSEDED)
                 _LOG.info("version %s is dropped for a newer one", version.tag)
@@ -133,7 +133,7 @@ class Follower:
     def _prove(self, version: Version) -> None:
         """Prove what the server has, without a load: such as one that an agent before updated."""
         try:
-            self._board.change(lambda state: state.entered(AgentPhase.PROVING))
+            self._shared.change(lambda state: state.entered(AgentPhase.PROVING))
             self._admission.judge(version, self._source.proof(version, self._timeout))
         except Exception as error:  # noqa: BLE001 - no error ends the agent
             self._failed(version, error)
@@ -147,12 +147,12 @@ class Follower:
         if self._staged is not None and self._staged.tag == version.tag:
             return self._staged  # such as for a server that was restarted
         self._staged = None
-        self._board.change(lambda state: state.entered(AgentPhase.FETCHING))
+        self._shared.change(lambda state: state.entered(AgentPhase.FETCHING))
         failpoint("agent.fetching")
         fetched = self._source.fetch(version, self._timeout)
         failpoint("agent.fetched")
         self._check_newest(version)
-        self._board.change(lambda state: state.entered(AgentPhase.STAGING))
+        self._shared.change(lambda state: state.entered(AgentPhase.STAGING))
         tensors = _in_dtype(fetched.tensors, self._dtype)
         reference = self._area.stage(version.step, tensors)
         self._metrics.staged(sum(tensor.nbytes for tensor in tensors.values()))
@@ -169,7 +169,7 @@ class Follower:
         """
         if self._stop.is_set():
             raise _SupersededError
-        newest = self._board.state.newest
+        newest = self._shared.state.newest
         if newest is None or newest == version:
             return
         if self._drops < _MOST_DROPS or not newest.is_trained_with(version):
@@ -177,16 +177,16 @@ class Follower:
 
     def _update(self, version: Version, staged: _PendingUpdate) -> bool:
         """Whether the server was updated; False: that is not to be done any more."""
-        self._board.change(lambda state: state.entered(AgentPhase.UPDATING))
+        self._shared.change(lambda state: state.entered(AgentPhase.UPDATING))
         with self._watch.updating():
-            state = self._board.state
+            state = self._shared.state
             if state.server is None or not state.lacks(version):
-                self._board.change(lambda state: state.dropped())
+                self._shared.change(lambda state: state.dropped())
                 return False
             self._admission.loading(state.server.tag, version.tag)
             update = self._driver.update(version.step, staged.reference, version.tag)
             failpoint("agent.updated")
-            self._board.change(lambda state: state.updated(version))
+            self._shared.change(lambda state: state.updated(version))
         self._drops = 0
         self._metrics.loaded(update.pause_seconds)
         _LOG.info("the server has %s, paused for %.3f s", version.tag, update.pause_seconds)
@@ -197,7 +197,7 @@ class Follower:
         self._metrics.ended(outcome)
         why = str(error) or type(error).__name__
         now = time.monotonic()
-        _, after = self._board.change(lambda state: state.failed(version, outcome, why, now))
+        _, after = self._shared.change(lambda state: state.failed(version, outcome, why, now))
         assert after.failure is not None
         if outcome is not UpdateOutcome.PAUSED or after.failure.count > 1:
             self._staged = None  # the copy may be what is wrong

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from trainsync.agent.board import Board
 from trainsync.agent.feed import FeedError, VersionFeed
+from trainsync.agent.intervals import DEFAULT_INTERVALS, AgentIntervals
 from trainsync.agent.rendezvous.hints import Hints
+from trainsync.agent.shared_state import SharedState
 from trainsync.agent.state import LONGEST_WAIT_SECONDS, AgentPhase, AgentState, ReportedWeights
-from trainsync.agent.times import DEFAULT_TIMES, AgentTimes
 from trainsync.engines.servers.base import ServerDriver
 from trainsync.engines.servers.errors import ServerError
 
@@ -29,14 +29,14 @@ class FeedWatch:
     def __init__(
         self,
         feed: VersionFeed,
-        board: Board,
+        shared: SharedState,
         stop: threading.Event,
         hints: Hints | None = None,
-        times: AgentTimes = DEFAULT_TIMES,
+        intervals: AgentIntervals = DEFAULT_INTERVALS,
     ) -> None:
         self._feed = feed
-        self._times = times
-        self._board = board
+        self._intervals = intervals
+        self._shared = shared
         self._stop = stop
         self._hints = hints
         self._failures = 0
@@ -54,31 +54,31 @@ class FeedWatch:
                 self._failed(f"{type(error).__name__}: {error}")
 
     def _look(self) -> None:
-        state = self._board.state
+        state = self._shared.state
         seldom = False
         if self._hints is not None and not state.missing and state.feed_error is None:
             self._hints.pause(state.newest)
             seldom = self._hints.agree(state.newest)
         after = None if state.missing else state.newest
-        found = self._feed.next(after, 0.0 if seldom else self._times.feed)
+        found = self._feed.next(after, 0.0 if seldom else self._intervals.feed)
         now = time.monotonic()
         if found is None:
             self._changed(lambda state: state.looked(now))
             return
         self._changed(lambda state: state.found(found, now))
         if state.missing:
-            self._stop.wait(self._times.retry)  # it may be the same one again
+            self._stop.wait(self._intervals.retry)  # it may be the same one again
         if state.newest != found:
             _LOG.info("version %s of attempt %d is the newest", found.tag, found.attempt)
 
     def _failed(self, why: str) -> None:
         self._changed(lambda state: state.feed_failed(why))
-        wait = min(LONGEST_WAIT_SECONDS / 2, self._times.retry * 2 ** min(self._failures, 10))
+        wait = min(LONGEST_WAIT_SECONDS / 2, self._intervals.retry * 2 ** min(self._failures, 10))
         self._failures += 1
         self._stop.wait(wait)
 
     def _changed(self, step: Callable[[AgentState], AgentState]) -> None:
-        before, after = self._board.change(step)
+        before, after = self._shared.change(step)
         if after.feed_error is not None and after.feed_error != before.feed_error:
             _LOG.warning("the newest version is not known for now: %s", after.feed_error)
         elif before.feed_error is not None and after.feed_error is None:
@@ -95,13 +95,13 @@ class ServerWatch:
     def __init__(
         self,
         driver: ServerDriver,
-        board: Board,
+        shared: SharedState,
         stop: threading.Event,
-        times: AgentTimes = DEFAULT_TIMES,
+        intervals: AgentIntervals = DEFAULT_INTERVALS,
     ) -> None:
         self._driver = driver
-        self._times = times
-        self._board = board
+        self._intervals = intervals
+        self._shared = shared
         self._stop = stop
         self._using = threading.Lock()
 
@@ -109,11 +109,11 @@ class ServerWatch:
         """Until ``stop`` is set."""
         while not self._stop.is_set():
             self.look()
-            self._stop.wait(self._times.look)
+            self._stop.wait(self._intervals.look)
 
     def look(self) -> bool:
         """Ask the server, unless it is being updated; whether it was asked."""
-        if self._board.state.phase is AgentPhase.UPDATING:
+        if self._shared.state.phase is AgentPhase.UPDATING:
             return False
         if not self._using.acquire(timeout=_WAIT_SECONDS):
             return False
@@ -137,10 +137,10 @@ class ServerWatch:
             if not isinstance(error, ServerError):
                 _LOG.exception("the server could not be asked")
             why = str(error) or type(error).__name__
-            before, _ = self._board.change(lambda state: state.server_failed(why))
+            before, _ = self._shared.change(lambda state: state.server_failed(why))
             if before.server is not None:
                 _LOG.warning("the server does not answer: %s", why)
         else:
-            before, _ = self._board.change(lambda state: state.saw(served))
+            before, _ = self._shared.change(lambda state: state.saw(served))
             if before.server is None:
                 _LOG.info("the server answers, and has weights %r", served.tag)

@@ -22,7 +22,7 @@ from trainsync_operator.reconcile.reads import ReadLiveError, Reads
 from trainsync_operator.reconcile.refusals import AGAIN_SECONDS, Refusals
 from trainsync_operator.reconcile.run import Problem, Run
 from trainsync_operator.reconcile.servers.wanted import Wanted
-from trainsync_operator.reconcile.settled import Settled
+from trainsync_operator.reconcile.stored_notation import StoredNotation
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Servers:
     """
 
     events: Recorder
-    _settled: Settled = field(default_factory=Settled)
+    _stored_notation: StoredNotation = field(default_factory=StoredNotation)
     _refusals: dict[tuple[str, str], Refusals] = field(default_factory=dict)
 
     async def carry_out(
@@ -79,7 +79,7 @@ class Servers:
                     await self._ensure(run, server, kind, desired, observed, now, reads)
             except (LeftoverError, NameTakenError) as error:
                 if not reads.is_live:
-                    raise ReadLiveError(lists=False) from error
+                    raise ReadLiveError(needs_listing=False) from error
                 reason = error.reason if isinstance(error, LeftoverError) else "NameTaken"
                 problems[server] = Problem(reason, str(error))
             except ApiRefusedError as error:
@@ -99,15 +99,15 @@ class Servers:
     ) -> None:
         name = objects.name(desired)
         live = observed.live.get((kind, name))
-        changed = live is not None and self._settled.differs(run, kind, live, desired)
+        changed = live is not None and self._stored_notation.differs(run, kind, live, desired)
         if reads.is_live and (live is None or changed or not is_calm(live, run, kind)):
             # The store is older, or has it not: it may have no label, or another owner.
             live = await reads.get(kind, run.namespace, name)
-            changed = live is not None and self._settled.differs(run, kind, live, desired)
+            changed = live is not None and self._stored_notation.differs(run, kind, live, desired)
         applied = await ensure(reads, kind, desired, live, run, changed=changed)
         if applied is None:
             if changed and live is not None:
-                self._settled.note(run, kind, live, desired)
+                self._stored_notation.note(run, kind, live, desired)
             return
         _LOG.info("%s %s %s", "made" if live is None else "put right", kind.name, name)
         if kind is DEPLOYMENT and live is None:
@@ -116,7 +116,7 @@ class Servers:
 
     def gone(self, namespace: str, run: str) -> None:
         """Forget a run."""
-        self._settled.gone(namespace, run)
+        self._stored_notation.gone(namespace, run)
         self._refusals.pop((namespace, run), None)
 
 

@@ -30,8 +30,8 @@ from trainsync_operator.kube.kinds import (
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile.decide.attempts import backoff
 from trainsync_operator.reconcile.decide.stopping import StopOutcome
+from trainsync_operator.reconcile.monitor_rollouts import PLACE_FOR, MonitorRollouts
 from trainsync_operator.reconcile.reconcile import Key, Reconciler
-from trainsync_operator.reconcile.rolls import PLACE_FOR, Rolls
 from trainsync_operator.reconcile.run import Run
 
 from tests.unit.operator.support import (
@@ -553,7 +553,7 @@ async def test_a_field_that_the_api_server_drops_is_not_applied_at_each_look() -
 
 async def test_the_place_of_a_run_that_is_deleted_or_needs_none_is_the_next_ones() -> None:
     now, woken = Clock().now, list[int]()
-    rolls: Rolls[int] = Rolls(woken.append)
+    rolls: MonitorRollouts[int] = MonitorRollouts(woken.append)
     assert [rolls.may(number, now) for number in range(13)] == [True] * 10 + [False] * 3
     rolls.done(10, now)  # it went while it waited
     rolls.done(3, now)

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trainsync.storage.copying.copy import checked
-from trainsync.storage.crowd import for_each
 from trainsync.storage.errors import FileCheckError
 from trainsync.storage.objects import transfer
+from trainsync.storage.parallel import for_each
 
 from tests.unit.storage.objects.memory import manifest_of
 

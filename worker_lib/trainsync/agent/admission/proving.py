@@ -4,8 +4,8 @@ import logging
 import time
 
 from trainsync.agent.admission.judgement import Judgement, Verdict
-from trainsync.agent.board import Board
 from trainsync.agent.metrics import AgentMetrics
+from trainsync.agent.shared_state import SharedState
 from trainsync.agent.state import ReportedWeights
 from trainsync.agent.version import Version
 from trainsync.agent.watching import ServerWatch
@@ -32,9 +32,9 @@ class Admission:
     """Judges the weights of one server, from version to version. One thread."""
 
     def __init__(
-        self, board: Board, watch: ServerWatch, driver: ServerDriver, metrics: AgentMetrics
+        self, shared: SharedState, watch: ServerWatch, driver: ServerDriver, metrics: AgentMetrics
     ) -> None:
-        self._board = board
+        self._shared = shared
         self._watch = watch
         self._driver = driver
         self._metrics = metrics
@@ -67,7 +67,7 @@ class Admission:
         found = self._compare(version, proof)
         failpoint("agent.judged")
         self._metrics.judged(found, time.monotonic() - started)
-        self._board.change(lambda state: state.judged(found))
+        self._shared.change(lambda state: state.judged(found))
         if found.verdict is Verdict.REFUTED:
             raise RefutedError(found.reason)
         if found.verdict is Verdict.UNPROVEN:
@@ -83,7 +83,7 @@ class Admission:
             return Judgement(tag, Verdict.UNPROVEN, str(error))
         if not self._watch.look():
             return Judgement(tag, Verdict.UNPROVEN, "the server could not be looked at again")
-        if (server := self._board.state.server) != ReportedWeights(tag, paused=False):
+        if (server := self._shared.state.server) != ReportedWeights(tag, paused=False):
             what = "none" if server is None else f"{server.tag!r}" + ", paused" * server.paused
             return Judgement(tag, Verdict.UNPROVEN, f"the server's weights are {what} by now")
         self._expected |= {tag}

@@ -5,12 +5,12 @@ import threading
 import time
 from typing import Final
 
-from trainsync.agent.board import Board
+from trainsync.agent.intervals import DEFAULT_INTERVALS, AgentIntervals
 from trainsync.agent.rendezvous.hints import Hints
 from trainsync.agent.rendezvous.report import report_of
 from trainsync.agent.settings import Rendezvous
+from trainsync.agent.shared_state import SharedState
 from trainsync.agent.state import AgentPhase, ReadinessLimits
-from trainsync.agent.times import DEFAULT_TIMES, AgentTimes
 from trainsync.failpoints import failpoint
 from trainsync.monitor.client.servers import ServersClient
 from trainsync.monitor.errors import ForbiddenError, MonitorError, NotServedError
@@ -33,19 +33,19 @@ class MonitorLink:
     def __init__(
         self,
         rendezvous: Rendezvous,
-        board: Board,
+        shared: SharedState,
         limits: ReadinessLimits,
         hints: Hints,
         stop: threading.Event,
         *,
         agent: str | None = None,
-        times: AgentTimes = DEFAULT_TIMES,
+        intervals: AgentIntervals = DEFAULT_INTERVALS,
     ) -> None:
-        self._times = times
+        self._intervals = intervals
         self._rendezvous = rendezvous
         self._agent = agent
         self._client = ServersClient(rendezvous.monitor, rendezvous.token_file)
-        self._board = board
+        self._shared = shared
         self._limits = limits
         self._hints = hints
         self._stop = stop
@@ -73,7 +73,7 @@ class MonitorLink:
         self._client.close()
 
     def _report(self, now: float) -> None:
-        state = self._board.state
+        state = self._shared.state
         report = report_of(
             state,
             self._limits,
@@ -86,7 +86,7 @@ class MonitorLink:
         calm = report.ready and state.phase is AgentPhase.WAITING
         failpoint("agent.reporting")
         # A report that waits for news tells nothing new meanwhile.
-        news = self._client.report(report, self._times.calm if calm else self._times.busy)
+        news = self._client.report(report, self._intervals.calm if calm else self._intervals.busy)
         failpoint("agent.reported")
         self._mark = news.mark
         self._hints.heard(news)
@@ -103,8 +103,8 @@ class MonitorLink:
         if self._failures == 0:
             _LOG.warning("the run's directory alone tells of versions, not the monitor: %s", why)
         self.error = why
-        retry = self._times.retry * 2 ** min(self._failures, 10)
-        wait = min(self._times.longest_retry, retry)
+        retry = self._intervals.retry * 2 ** min(self._failures, 10)
+        wait = min(self._intervals.longest_retry, retry)
         # An older monitor knows no such request, or no such token.
         refused = isinstance(error, NotServedError | ForbiddenError)
         self._failures += 1

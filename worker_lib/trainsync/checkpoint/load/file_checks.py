@@ -16,10 +16,6 @@ from trainsync.storage.saves.receipts import FileEntry
 _THREADS: Final = 2  # of reading: one thread alone waits for a volume across a network
 
 
-class _StoppedError(Exception):
-    """The context was left before all files were read."""
-
-
 class FileChecks:
     """A context in which files are read to the last bit. It is left when all of them are checked.
 
@@ -78,5 +74,5 @@ class FileChecks:
 
     def _tell(self, count: int) -> None:
         if self._stop.is_set():
-            raise _StoppedError
+            raise digests.ReadingStoppedError("the context was left before all files were read")
         self._on_bytes(count)

@@ -16,6 +16,7 @@ import torch.distributed.tensor  # registers DTensor for weights_only loading
 
 from trainsync.api.protocol import LoadReport
 from trainsync.checkpoint.errors import (
+    CorruptCheckpointError,
     LoadFailedError,
     LoadPeerLostError,
     StateMismatchError,
@@ -215,12 +216,20 @@ class _RankLoad:
             if optimizer is not None:
                 self._parts.append(OptimizerLoad(self._reading("optim"), optimizer, rank))
         except Exception:
-            for path in self._opened:
-                if not self._sources.in_memory(path):
-                    verify(self._resume, path)  # a damaged file would be the reason
+            self._raise_damage()
             raise
         for path in self.paths:
             self._resume.entry(path)  # raises when it was not saved
+
+    def _raise_damage(self) -> None:
+        """Raise damage of an opened file alone: it is why opening failed."""
+        for path in self._opened:
+            if self._sources.in_memory(path):
+                continue
+            try:
+                verify(self._resume, path)
+            except CorruptCheckpointError as damage:
+                raise damage from None
 
     def check(self, needs: list[Need]) -> str:
         sizes = {entry.path: entry.bytes for entry in self._resume.manifest.files}

@@ -18,7 +18,7 @@ from trainsync.api.status import (
     RolePods,
 )
 from trainsync.monitor.account.explorers import ExplorerBook
-from trainsync.monitor.account.ledger import Pods, RoleLedger
+from trainsync.monitor.account.role_time import Pods, RoleLedger
 from trainsync.monitor.account.trainers import TrainerBook
 from trainsync.storage.records import RECORD_CONFIG
 

@@ -7,7 +7,7 @@ from pydantic import ConfigDict
 
 from trainsync.api.protocol import RolloutSeconds
 from trainsync.api.status import AccountClass
-from trainsync.monitor.account.ledger import RemoteClock, RoleLedger
+from trainsync.monitor.account.role_time import RemoteClock, RoleLedger
 from trainsync.storage.records import RECORD_CONFIG
 
 

@@ -81,7 +81,7 @@ class MirrorTimes:
 TIMES: Final = MirrorTimes()
 
 
-class _StoppedError(StorageError):
+class _NotTheWriterError(StorageError):
     """The monitor ends, or is not the one that writes any more."""
 
 
@@ -183,7 +183,7 @@ class Mirror(NullObserver):
                 continue
             try:
                 copied = self._once()
-            except _StoppedError:
+            except _NotTheWriterError:
                 continue
             except Exception as error:  # noqa: BLE001 - shown, and tried again
                 self._failed(error)
@@ -281,7 +281,7 @@ class Mirror(NullObserver):
 
     def _go_on(self, count: int) -> None:
         if self._stopping.is_set() or not self._allowed():
-            raise _StoppedError("this monitor does not write any more")
+            raise _NotTheWriterError("this monitor does not write any more")
         if count > 0:
             self._observer.mirrored_bytes(count)
 

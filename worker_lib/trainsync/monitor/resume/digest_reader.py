@@ -10,6 +10,7 @@ from typing import Final
 
 from trainsync.monitor.errors import StorageUnavailableError, VerifyingError
 from trainsync.storage.errors import StorageError
+from trainsync.storage.inspect.digests import ReadingStoppedError
 from trainsync.storage.inspect.findings import Code
 from trainsync.storage.inspect.saves import InspectedSave, check_digests
 from trainsync.storage.layout import RunDirectory, step_name
@@ -21,10 +22,6 @@ _THREADS: Final = min(8, os.cpu_count() or 1)
 _SHOWN: Final = 3
 _TELL_SECONDS: Final = 10.0
 _AGAIN_SECONDS: Final = 60.0  # so long an answer of the volume's counts, before it is asked again
-
-
-class _StoppedError(Exception):
-    """The result is not wanted any more."""
 
 
 @dataclass(frozen=True)
@@ -156,8 +153,12 @@ class _Reading:
     def _run_thread(self) -> None:
         try:
             self._judge()
+        except ReadingStoppedError:
+            self.unreadable = f"{self._name} was not read to its end: this monitor ends"
+            _LOG.info("%s", self.unreadable)
+            return
         except Exception as error:  # noqa: BLE001 - told to the next request
-            if not isinstance(error, (OSError, StorageError, _StoppedError)):
+            if not isinstance(error, (OSError, StorageError)):
                 _LOG.exception("%s: reading it failed", self._name)
             self.unreadable = f"{self._name} cannot be read: {type(error).__name__}: {error}"
         seconds = time.monotonic() - self._started
@@ -197,4 +198,4 @@ class _Reading:
 
     def _check_stopped(self, _count: int) -> None:
         if self._stopped.is_set():
-            raise _StoppedError("the reading was stopped")
+            raise ReadingStoppedError

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from trainsync.api.protocol import SaveKind
 from trainsync.storage import digest
 from trainsync.storage.copying.places import Block, Destination, Reading, Source, Writing
-from trainsync.storage.crowd import for_each
 from trainsync.storage.errors import FileCheckError
+from trainsync.storage.parallel import for_each
 from trainsync.storage.saves.manifest import Manifest
 from trainsync.storage.saves.receipts import FileEntry
 

@@ -2,7 +2,6 @@
 
 import errno
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from trainsync.storage.digest import drop_cached, file_digest
 from trainsync.storage.errors import UnsafePathError
 from trainsync.storage.inspect.findings import Code
 from trainsync.storage.layout import inside
+from trainsync.storage.parallel import for_each
 from trainsync.storage.saves.receipts import FileEntry
 
 Problem = tuple[Code, str]
@@ -31,8 +31,8 @@ class ExpectedFile:
     entry: FileEntry
 
 
-class _StoppedError(Exception):
-    """Another thread failed, or the person wants no more."""
+class ReadingStoppedError(Exception):
+    """Raised by a listener of a reading that wants no more of it."""
 
 
 def read_all(
@@ -44,7 +44,8 @@ def read_all(
     host's memory alone.
 
     Args:
-        on_bytes: told how many more bytes were read, from several threads.
+        on_bytes: told how many more bytes were read, from several threads; what it raises ends the
+            reading.
 
     Raises:
         OSError: the volume cannot be read; reading stops.
@@ -52,58 +53,27 @@ def read_all(
     """
     if threads < 1:
         raise ValueError(f"threads is {threads}, expected at least 1")
-    stop = threading.Event()
-    # The largest first, so that no thread is left alone with one at the end. A list's iterator
-    # gives every item once, to whichever thread asks.
-    todo = iter(sorted(readings, key=lambda reading: -reading.entry.bytes))
     problems: dict[ExpectedFile, Problem] = {}
-    failures: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            for reading in todo:
-                problem = _read(reading, stop, on_bytes)
-                if problem is not None:
-                    problems[reading] = problem
-        except _StoppedError:
-            pass
-        except BaseException as error:  # noqa: BLE001 - raised below
-            failures.append(error)
-            stop.set()
+    def read(reading: ExpectedFile, go_on: Callable[[], None]) -> None:
+        problem = _read(reading, go_on, on_bytes)
+        if problem is not None:
+            problems[reading] = problem
 
-    # Daemons: a process that ends amid a reading does not wait for the rest of it.
-    workers = [
-        threading.Thread(target=work, name=f"trainsync-verify-{number}", daemon=True)
-        for number in range(min(threads, len(readings)))
-    ]
-    started: list[threading.Thread] = []
-    try:
-        for worker in workers:
-            worker.start()
-            started.append(worker)
-        _wait(started)
-    finally:  # also on Ctrl-C: the threads stop after the block at hand
-        stop.set()
-        _wait(started)
-    if failures:
-        raise failures[0]
+    # The largest first, so that no thread is left alone with one at the end.
+    largest_first = sorted(readings, key=lambda reading: -reading.entry.bytes)
+    for_each(largest_first, read, threads, "verify")
     return problems
 
 
-def _wait(workers: Sequence[threading.Thread]) -> None:
-    for worker in workers:
-        worker.join()
-
-
 def _read(
-    reading: ExpectedFile, stop: threading.Event, on_bytes: Callable[[int], None]
+    reading: ExpectedFile, go_on: Callable[[], None], on_bytes: Callable[[int], None]
 ) -> Problem | None:
     untold = 0
 
     def on_block(count: int) -> None:
         nonlocal untold
-        if stop.is_set():
-            raise _StoppedError
+        go_on()
         untold += count
         if untold >= _TELL_EVERY:
             on_bytes(untold)

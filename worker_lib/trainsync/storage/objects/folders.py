@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from trainsync.storage.crowd import for_each
 from trainsync.storage.objects import keys
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import ObjectExistsError, StoreError
 from trainsync.storage.objects.probe import require_conditional_puts
+from trainsync.storage.parallel import for_each
 
 MARKER: Final = "trainsync-is-writing"
 _BLOCK: Final = 1 << 20

@@ -8,7 +8,6 @@ from typing import Final
 
 from trainsync.api.protocol import SaveKind
 from trainsync.storage import digest
-from trainsync.storage.crowd import for_each
 from trainsync.storage.errors import DamagedFileError, StepGoneError
 from trainsync.storage.inspect import pointers
 from trainsync.storage.inspect.findings import Code, Finding, Severity
@@ -18,6 +17,7 @@ from trainsync.storage.objects import commits, keys
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingError
 from trainsync.storage.objects.manifests import Stored
+from trainsync.storage.parallel import for_each
 from trainsync.storage.saves.manifest import Committed
 from trainsync.storage.saves.receipts import FileEntry
 

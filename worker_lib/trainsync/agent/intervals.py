@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class AgentTimes:
-    """The times of an `Agent`; a deployment needs no others.
+class AgentIntervals:
+    """The intervals and deadlines of an `Agent`; a deployment needs no others.
 
     Attributes:
         cycle: between two decisions while nothing changes.
@@ -36,4 +36,4 @@ class AgentTimes:
     fellows: float = 5.0
 
 
-DEFAULT_TIMES = AgentTimes()
+DEFAULT_INTERVALS = AgentIntervals()

@@ -1,4 +1,4 @@
-"""Does one thing for many items in several threads; the first failure stops all."""
+"""One thing done for many items in several threads; the first failure stops all."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -7,14 +7,22 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class StoppedError(Exception):
-    """Another thread failed, or the person wants no more."""
+class _StoppedError(Exception):
+    """Another thread failed, or the caller was interrupted."""
 
 
 def for_each(
-    items: Iterable[T], work: Callable[[T, Callable[[], None]], None], threads: int
+    items: Iterable[T],
+    work: Callable[[T, Callable[[], None]], None],
+    threads: int,
+    name: str = "copy",
 ) -> None:
     """Call ``work`` with every item, and with a function that raises once it shall stop.
+
+    The threads are daemons: a process that ends meanwhile does not wait for the rest.
+
+    Args:
+        name: of the threads, after ``trainsync-``.
 
     Raises:
         What ``work`` raised first, when all threads have stopped.
@@ -26,21 +34,21 @@ def for_each(
 
     def go_on() -> None:
         if stop.is_set():
-            raise StoppedError
+            raise _StoppedError
 
     def run() -> None:
         try:
             for item in left:
                 go_on()
                 work(item, go_on)
-        except StoppedError:
+        except _StoppedError:
             pass
         except BaseException as error:  # noqa: BLE001 - raised below
             failures.append(error)
             stop.set()
 
     workers = [
-        threading.Thread(target=run, name=f"trainsync-copy-{number}", daemon=True)
+        threading.Thread(target=run, name=f"trainsync-{name}-{number}", daemon=True)
         for number in range(min(threads, len(todo)))
     ]
     started: list[threading.Thread] = []

@@ -17,7 +17,7 @@ from trainsync_operator.reconcile.run import Run
 
 
 @dataclass
-class Settled:
+class StoredNotation:
     """Children that an apply has left as they were, though they differ, and those that do not."""
 
     # By namespace and run, then by child.

@@ -26,7 +26,7 @@ _NOT_TOLD: Final = ("exceeded quota", "does not support dry run")
 
 
 @dataclass
-class Trials:
+class DryRuns:
     """Tries what an edit needs, and remembers for a while what was refused."""
 
     # By namespace and run.
@@ -49,7 +49,7 @@ class Trials:
             [run.uid, *(objects.annotations(obj)[names.ANNOTATION_HASH] for _, obj in new)]
         )
         known = refusals.known("edit", asked, now)
-        if known is not None or not isinstance(reads, Live) or not reads.lists:
+        if known is not None or not isinstance(reads, Live) or not reads.lists_live:
             return known
         for kind, obj in new:
             try:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from trainsync.agent.state import AgentState
 
 
-class Board:
+class SharedState:
     """Holds the state; any thread."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ MOST_AT_ONCE: Final = 10
 PLACE_FOR: Final = timedelta(minutes=2)
 
 
-class Rolls(Generic[Key]):
+class MonitorRollouts(Generic[Key]):
     """Places for monitors that are being replaced; a new operator begins with all of them free.
 
     A run that finds none waits in a line, without being looked at: a place that is freed is the
