@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +37,7 @@ _STEPS_BEFORE_KILL: Final = 2
 _ATTEMPT_TIMEOUT: Final = 300.0
 # By default Ray reserves a third of the machine's memory.
 _OBJECT_STORE_BYTES: Final = 128 * 2**20
+_DIRECTORY: Final = Path("build/demo-local")
 _COLUMNS: Final = ("attempt", "step", "reward", "committed", "version", "staleness")
 
 
@@ -49,11 +49,19 @@ def main() -> int:
     """Run the demo; 0 when every promise was kept."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=_STEPS, help=f"default {_STEPS}")
-    config = Config(steps=parser.parse_args().steps)
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        default=_DIRECTORY,
+        help=f"for the run, replaced if a demo has made it; default {_DIRECTORY}",
+    )
+    arguments = parser.parse_args()
+    config = Config(steps=arguments.steps)
     console = Console(highlight=False)
     began = time.monotonic()
-    directory = Path(tempfile.mkdtemp(prefix="trainsync-demo-"))
+    directory: Path = arguments.directory.absolute()
     try:
+        _make_anew(directory)
         with _local_ray(console):
             demo = _Demo(config, directory, console)
             demo.play()
@@ -62,7 +70,6 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         console.print("demo: interrupted")
-        shutil.rmtree(directory)
         return 130
     promises = check(read_history(demo.history), demo.run.root, config.steps, demo.kill)
     table = Table("", "promise", "seen", title="What was promised", show_lines=True)
@@ -73,11 +80,27 @@ def main() -> int:
     kept = sum(promise.kept for promise in promises)
     seconds = time.monotonic() - began
     console.print(f"{kept} of {len(promises)} promises kept, after {seconds:.0f} s in all.")
-    if kept < len(promises):
-        console.print(f"Logs and checkpoints are in {directory}")
-        return 1
-    shutil.rmtree(directory)
-    return 0
+    console.print(f"Logs and checkpoints are in {directory}; look at them:", markup=False)
+    console.print(f"  {_command()} checkpoints ls {demo.run.root}", markup=False)
+    return 0 if kept == len(promises) else 1
+
+
+def _command() -> str:
+    """The `trainsync` command of this environment, by its path where that is not on PATH."""
+    return (
+        "trainsync"
+        if shutil.which("trainsync")
+        else str(Path(sys.executable).with_name("trainsync"))
+    )
+
+
+def _make_anew(directory: Path) -> None:
+    """Make the directory, in place of one of an earlier demo. Raises `DemoError` of any other."""
+    there = {entry.name for entry in directory.iterdir()} if directory.exists() else set()
+    if there - {"run", "history.jsonl"} - {name for name in there if name.startswith("attempt-")}:
+        raise DemoError("the directory is not one that a demo has made; name another")
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
 
 
 @contextlib.contextmanager
@@ -129,7 +152,10 @@ class _Demo:
         code = self._attempt(1)
         if code != 0:
             raise DemoError(f"attempt 1 ended with {code}, expected 0")
-        self._console.print("Complete", style="bold green")
+        self._console.print(
+            f"Complete; checkpoint {read_pointer(self.run, SaveKind.CHECKPOINT)} is committed",
+            style="bold green",
+        )
 
     def _attempt(self, number: int) -> int:
         """Run torchrun to its end, showing every step; its exit code."""
