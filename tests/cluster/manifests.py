@@ -161,7 +161,7 @@ def served(name: str = "run") -> Object:
             "port": 9000,
             "maxStaleness": 3,
             "proof": "Required",
-            "sync": {"pause": "abort"},
+            "sync": {"pause": "abort", "fellows": True},
             "template": {
                 "metadata": {"annotations": {"a": "b"}},
                 "spec": {"containers": [container], "nodeSelector": {"gpu": "h200"}},

@@ -31,6 +31,7 @@ class ServedRun:
         run = load_run(MANIFEST)
         self.name: str = run["metadata"]["name"]
         self.deployment = names.server_name(self.name, run["spec"]["servers"][0]["name"])
+        run["spec"]["servers"][0]["sync"] = {"fellows": True}
         cluster = run["spec"]["clusters"][0]
         cluster["entrypoint"] = cluster["entrypoint"].replace("--steps 60", f"--steps {_STEPS}")
         run = servers_for_devcluster(run, platform.images.ray, vllm_environment(), MOUNT_PATH)
@@ -81,6 +82,18 @@ class ServedRun:
         assert found is not None, f"pod {pod} is gone"
         return int(found["status"]["containerStatuses"][0]["restartCount"])
 
+    def bytes_of_fellows(self) -> float:
+        """Bytes of versions that the agents of ready pods have taken from one another."""
+        return sum(self._of_fellows(pod) for pod in self.ready_pods())
+
+    def _of_fellows(self, pod: str) -> float:
+        url = f"http://$TRAINSYNC_AGENT_HOST:{names.AGENT_PORT}/metrics"
+        ask = f"import urllib.request as u; print(u.urlopen('{url}', timeout=10).read().decode())"
+        words = ("exec", pod, "-c", "trainsync-agent", "--", "sh", "-c", f'python3 -c "{ask}"')
+        text = self._kubectl.run("-n", NAMESPACE, *words, timeout=60)
+        name = 'trainsync_agent_fetched_bytes_total{source="fellow"}'
+        return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
     def kill(self, pod: str) -> None:
         """SIGKILL to all processes of the server, whose first one ends with its workers."""
         words = ("exec", pod, "-c", "vllm", "--", "bash", "-c", "kill -9 -1")
@@ -113,6 +126,8 @@ def play(run: ServedRun) -> None:
     run.until_step(1, _START_SECONDS)
     wait_for(lambda: len(run.ready_pods()) == 2, what="two ready servers", seconds=_START_SECONDS)
     wait_for(lambda: run.proven() == run.ready_pods(), what="the status to say so", seconds=30)
+
+    wait_for(lambda: run.bytes_of_fellows() > 0, what="a version from a fellow", seconds=60)
 
     killed, _ = sorted(run.ready_pods())
     run.kill(killed)

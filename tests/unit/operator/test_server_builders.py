@@ -100,7 +100,7 @@ def test_the_agent_is_a_sidecar_with_the_image_of_the_server_and_decides_readine
 def test_the_agent_reads_its_settings_from_what_it_is_given(tmp_path: Any) -> None:
     entry = {
         "name": "rollout", "port": 9000, "maxStaleness": 4, "proof": "Required",
-        "sync": {"pause": "abort"},
+        "sync": {"pause": "abort", "fellows": True},
     }  # fmt: skip
     given = variables(agent_of(built(entry)))
     places = {env.STAGING_MEMORY: str(tmp_path), env.AGENT_HOST: "10.1.2.3"}
@@ -108,12 +108,16 @@ def test_the_agent_reads_its_settings_from_what_it_is_given(tmp_path: Any) -> No
     assert settings.server == "http://127.0.0.1:9000"
     assert str(settings.directory) == "/trainsync/checkpoints/tiny"
     assert (settings.run_uid, settings.port) == (UID, names.AGENT_PORT)
-    assert (settings.pause, settings.proof) == ("abort", "required")
+    assert (settings.pause, settings.proof, settings.fellows) == ("abort", "required", True)
     assert settings.max_staleness == 4
     assert given[env.SERVERS] == "rollout"
     assert given[env.MONITOR_URL] == "http://tiny-monitor.team.svc:8080"
     from_pod = {e["name"] for e in agent_of(built())["env"] if "valueFrom" in e}
     assert from_pod == {env.POD_NAME, env.AGENT_HOST}
+
+
+def test_agents_take_versions_from_the_volume_alone_unless_asked_to_share() -> None:
+    assert env.AGENT_FELLOWS not in variables(agent_of(built()))
 
 
 def test_without_a_staleness_the_runs_holds() -> None:

@@ -1,6 +1,7 @@
 """An agent's settings: options, each of which a variable of the environment can give."""
 
 import argparse
+import logging
 import os
 import re
 import socket
@@ -27,6 +28,8 @@ _SERVERS: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 ProofPolicy = Literal["if-present", "required"]
 """Of a version that was saved without a proof: its server is ready, or it is not loaded."""
+
+_LOG = logging.getLogger(__name__)
 
 ChoiceT = TypeVar("ChoiceT", bound=str)
 
@@ -255,6 +258,12 @@ def _fellows(given: argparse.Namespace) -> bool:
     if ip_address(_address(given.host)).is_unspecified:
         raise AgentSettingsError(
             f"--host is {given.host}, expected an address at which fellows reach this agent"
+        )
+    if ip_address(_address(given.host)).is_loopback:
+        _LOG.warning(
+            "--host is %s: agents on other hosts cannot reach this agent, which takes versions from"
+            " them and gives none",
+            given.host,
         )
     return True
 

@@ -51,6 +51,13 @@ class ServerSync(Model):
     """How a server takes a version."""
 
     pause: PauseMode = PauseMode.KEEP
+    fellows: bool = Field(
+        default=False,
+        description=(
+            "Whether agents pass a version's files on to one another, so that one of them alone "
+            "reads all of it from the volume."
+        ),
+    )
 
 
 class Server(Model):

@@ -70,6 +70,8 @@ def _environment(target: Target, server: Server) -> list[dict[str, Any]]:
         env.AGENT_PAUSE: server.sync.pause,
         env.AGENT_PROOF: _PROOF[server.proof],
     }
+    if server.sync.fellows:
+        variables[env.AGENT_FELLOWS] = "true"
     staleness = spec.sync.max_staleness if server.max_staleness is None else server.max_staleness
     if staleness is not None:
         variables[env.SYNC_MAX_STALENESS] = str(staleness)
