@@ -1,6 +1,8 @@
 """A connection to the API server, and the one error for what the API server refuses."""
 
 from typing import Any, Final
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio import config
@@ -35,7 +37,19 @@ async def connect(connections: int | None = None) -> kubernetes_client.ApiClient
         config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
     except config.ConfigException:
         await config.load_kube_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+    if settings.proxy is None:
+        settings.proxy = _proxy_of_environment(settings.host)
+    # aiohttp would look for a proxy, and for a password in ~/.netrc, at each request, in a thread
+    # each; and it would refuse that password beside our token.
+    settings.client_session_kwargs = {"trust_env": False}
     return _ApiClient(configuration=settings)
+
+
+def _proxy_of_environment(server: str) -> str | None:
+    parts = urlsplit(server)
+    if parts.hostname is None or proxy_bypass(parts.hostname):
+        return None
+    return getproxies().get(parts.scheme)
 
 
 class _ApiClient(kubernetes_client.ApiClient):
