@@ -54,7 +54,7 @@ def train_to_the_save(directory: Path, point: str | None = None, budget: str = B
         job.train()
         if step == SAVED:
             if rank == 1 and point is not None:
-                failpoints.enable("neighbour", kill_at(point))
+                failpoints.enable("neighbour", kill_at(point, directory / "struck"))
             job.save(step)
     if rank == 0 and point is None:  # else the save may never be whole
         asyncio.run(job.coordinator.register_and_monitor(SAVED, timeout=60))
@@ -71,11 +71,14 @@ def train_to_the_save(directory: Path, point: str | None = None, budget: str = B
             os.kill(os.getpid(), signal.SIGKILL)
     elif rank == 1:
         threading.Event().wait(60)  # it is killed meanwhile
+    else:
+        eventually((directory / "struck").exists, 60)  # this rank takes the copy until then
 
 
-def kill_at(point: str) -> Any:
+def kill_at(point: str, struck: Path) -> Any:
     def handler(reached: str) -> None:
         if reached == point:
+            struck.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
     return handler
@@ -104,9 +107,9 @@ def overwrite(path: Path) -> None:
     path.write_bytes(b"\xff" * path.stat().st_size)
 
 
-@pytest.fixture
-def undisturbed(tmp_path: Path) -> list[dict[str, Any]]:
-    return values_of(run_ranks(train, tmp_path / "undisturbed"))
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return values_of(run_ranks(train, tmp_path_factory.mktemp("undisturbed")))
 
 
 @pytest.fixture

@@ -58,10 +58,10 @@ def load(directory: Path) -> tuple[Any, tuple[int, int]]:
     return result
 
 
-@pytest.fixture
-def undisturbed(tmp_path: Path) -> list[dict[str, Any]]:
-    directory = tmp_path / "undisturbed"
-    (directory / "shm").mkdir(parents=True)
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    directory = tmp_path_factory.mktemp("undisturbed")
+    (directory / "shm").mkdir()
     return values_of(run_ranks(train, directory))
 
 
