@@ -98,7 +98,8 @@ def _checkpoint_alerts(pace: Pace) -> list[Alert]:
     interval = queries.by_run("", "trainsync_run_checkpoint_interval_steps")
     half_hour = pace.window(30 * MINUTE)
     kinds = "by (namespace, run, kind)"
-    failed = 'cause!="skipped"'  # skipped saves are configured, for slow volumes
+    # Skipped saves are configured, for slow volumes; a restart in place is told by itself.
+    failed = 'cause!~"skipped|restarted"'
     last = queries.by_run("", "trainsync_checkpoint_last_committed_bytes", 'kind="checkpoint"')
     left = queries.by_run("", "trainsync_volume_available_bytes")
     behind = queries.by_run("", "trainsync_checkpoint_mirror_behind_since_timestamp_seconds")

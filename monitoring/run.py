@@ -262,11 +262,12 @@ def _faults() -> list[Part]:
         row("Faults"),
         line(
             "Attempts",
-            "Each restart is a new attempt.",
+            "Each restart is a new attempt, but for those in place.",
             "none",
             Query(value("trainsync_run_attempt"), "attempt in force"),
             Query(value("trainsync_run_restarts_total"), "restarts that count"),
             Query(value("trainsync_run_infrastructure_restarts_total"), "by the infrastructure"),
+            Query(value("trainsync_run_restarts_in_place"), "in place, of the attempt"),
             style="steps",
         ),
         line(

@@ -16,10 +16,18 @@ from tiny_grpo.trainers import CALL_TIMEOUT, Trainers
 
 
 def train(
-    ctx: RunContext, config: Config, trainers: Trainers, explorers: ExplorerGroup, history: History
+    ctx: RunContext,
+    config: Config,
+    trainers: Trainers,
+    explorers: ExplorerGroup,
+    history: History,
+    probes: Probes,
 ) -> None:
     """Train from the present step of ``trainers`` to ``config.steps``, and wait for the last
     commit.
+
+    Args:
+        probes: Of the attempt; when trainers are restarted, explorers go on with earlier versions.
 
     Raises:
         WeightsDifferError: An explorer computes other log-probabilities than the trainer.
@@ -30,7 +38,6 @@ def train(
     pids = [position.pid for position in positions]
     history.add(Started(ctx.attempt, start, pids, explorers.pids()))
     print(f"attempt {ctx.attempt} starts after step {start} of {config.steps}", flush=True)
-    probes = Probes()
 
     def publish(version: int) -> None:
         trainers.call("publish")

@@ -39,21 +39,27 @@ class ExplorerGroup:
         )
         self._actors = [actor.remote(ctx, config, index) for index in range(config.explorers)]
         self._running: dict[Any, int] = {}
+        self._pids: list[int] = []
 
     def wait_ready(self) -> None:
         """Wait until every explorer has joined the run."""
         self.pids()
 
     def pids(self) -> list[int]:
-        """The explorers' processes."""
-        pids: list[int] = ray.get(
-            [actor.pid.remote() for actor in self._actors], timeout=_START_TIMEOUT
-        )
-        return pids
+        """The explorers' processes, as they began: one that takes turns answers nothing else."""
+        if not self._pids:
+            self._pids = ray.get(
+                [actor.pid.remote() for actor in self._actors], timeout=_START_TIMEOUT
+            )
+        return self._pids
 
     def start(self) -> None:
-        """Let every explorer take turns."""
-        self._running = {actor.run.remote(): index for index, actor in enumerate(self._actors)}
+        """Let every explorer take turns; those that do go on."""
+        list(self._ended(0.0))
+        takes_turns = set(self._running.values())
+        for index, actor in enumerate(self._actors):
+            if index not in takes_turns:
+                self._running[actor.run.remote()] = index
 
     def check(self) -> None:
         """Raise an explorer's error; drop a dead explorer from the group.
@@ -71,6 +77,8 @@ class ExplorerGroup:
 
     def _ended(self, timeout: float) -> Iterator[Probe]:
         running = list(self._running)
+        if not running:
+            return
         done, late = ray.wait(running, num_returns=len(running), timeout=timeout)
         for reference in done:
             index = self._running.pop(reference)

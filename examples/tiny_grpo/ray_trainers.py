@@ -1,10 +1,15 @@
 """Trainer ranks as Ray actors; in a TrainingRun each has its own pod."""
 
+import socket
+import time
+from collections.abc import Collection, Sequence
 from datetime import timedelta
-from typing import Any
+from types import TracebackType
+from typing import Any, Final, Self
 
 import ray
 import torch.distributed as dist
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from trainsync import Resume, RunContext
 from trainsync.api.names import RAY_RESOURCE_TRAINER
@@ -17,6 +22,22 @@ from tiny_grpo.trainers import CALL_TIMEOUT, COLLECTIVE_TIMEOUT
 
 # A new pod loads torch from its volume before its first answer.
 _START_TIMEOUT = 600.0
+# When a rank fails, for another one to be found dead, whose death may be the cause.
+_CAUSE_SECONDS: Final = 2.0
+_END_SECONDS: Final = 30.0  # for killed ranks to be gone
+# For a pod's Ray to accept a connection. Ray itself takes half a minute to call a node dead.
+_CONNECT_SECONDS: Final = 2.0
+
+RankNodes = list[str]
+"""The Ray nodes of all ranks, by rank; empty before the first start."""
+
+
+class TrainerLostError(Exception):
+    """A rank's process died, and all pods live."""
+
+
+class PodLostError(Exception):
+    """The pod of a rank is gone: the next attempt starts in new pods."""
 
 
 class _RankActor:
@@ -27,6 +48,11 @@ class _RankActor:
         self._world_size = world_size
         self._store: TCPStore | None = None
         self._trainer: TrainerRank | None = None
+
+    def node(self) -> str:
+        """The Ray node of this process."""
+        node: str = ray.get_runtime_context().get_node_id()
+        return node
 
     def listen(self) -> tuple[str, int]:
         """Open the group's store on this node, on a free port; rank 0 only."""
@@ -57,24 +83,137 @@ class _RankActor:
 
 
 class RayTrainers:
-    """The trainer group, one Ray actor for each rank."""
+    """The trainer group, one Ray actor for each rank; an error ends all of them."""
 
-    def __init__(self, ctx: RunContext, config: Config, resume: Resume | None) -> None:
-        """Start all ranks; returns when every rank has built or loaded its shard."""
-        actor: Any = ray.remote(_RankActor).options(
-            **actor_options(ctx, config, RAY_RESOURCE_TRAINER)
-        )
+    def __init__(
+        self, ctx: RunContext, config: Config, resume: Resume | None, nodes: RankNodes
+    ) -> None:
+        """Start all ranks; returns when every rank has built or loaded its shard.
+
+        Args:
+            nodes: Where the ranks were, which is where they are started again: their pods have
+                their shards in memory. Filled when it is empty.
+
+        Raises:
+            TrainerLostError: A rank's process died.
+            PodLostError: The pod of a rank is gone.
+        """
+        _check_pods(nodes)
+        self._nodes = nodes
+        self._actors: list[Any] = []
         world_size = config.trainers
-        self._actors = [actor.remote(rank, world_size) for rank in range(world_size)]
-        endpoint = ray.get(self._actors[0].listen.remote(), timeout=_START_TIMEOUT)
-        ray.get(
-            [rank.start.remote(ctx, config, resume, endpoint) for rank in self._actors],
-            timeout=_START_TIMEOUT,
-        )
+        options = actor_options(ctx, config, RAY_RESOURCE_TRAINER)
+        try:
+            for rank in range(world_size):
+                where = {"scheduling_strategy": _on(nodes[rank])} if nodes else {}
+                actor: Any = ray.remote(_RankActor).options(**options, **where)
+                self._actors.append(actor.remote(rank, world_size))
+            nodes[:] = self._placed()
+            (endpoint,) = self._together([self._actors[0].listen.remote()], _START_TIMEOUT)
+            starting = [rank.start.remote(ctx, config, resume, endpoint) for rank in self._actors]
+            self._together(starting, _START_TIMEOUT)
+        except BaseException:
+            self.close()
+            raise
 
     def call(self, method: str, *arguments: object) -> list[Any]:
-        """See `Trainers`."""
-        answers: list[Any] = ray.get(
-            [rank.call.remote(method, *arguments) for rank in self._actors], timeout=CALL_TIMEOUT
-        )
-        return answers
+        """See `Trainers`.
+
+        Raises:
+            TrainerLostError: A rank's process died.
+            PodLostError: Its pod is gone, too.
+        """
+        return self._together([rank.call.remote(method, *arguments) for rank in self._actors])
+
+    def close(self) -> None:
+        """End the ranks that live, and wait until they are gone."""
+        for actor in self._actors:
+            ray.kill(actor)
+        ended = [actor.node.remote() for actor in self._actors]
+        ray.wait(ended, num_returns=len(ended), timeout=_END_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:  # else Ray ends them, in order, with the job
+            self.close()
+
+    def _placed(self) -> list[str]:
+        """The nodes of the ranks, once their processes have started."""
+        try:
+            return self._together([actor.node.remote() for actor in self._actors], _START_TIMEOUT)
+        except ray.exceptions.ActorUnschedulableError as error:
+            raise PodLostError(f"the pod of a rank is gone: {error}") from error
+
+    def _together(self, references: Sequence[Any], timeout: float = CALL_TIMEOUT) -> list[Any]:
+        try:
+            return together(references, timeout)
+        except TrainerLostError:
+            _check_pods(self._nodes)
+            raise
+
+
+def together(references: Sequence[Any], timeout: float) -> list[Any]:
+    """The answers of all ranks, or the first error of one, without waiting for the others.
+
+    Raises:
+        TrainerLostError: A rank's process died; others then fail or hang, in their collectives.
+        GetTimeoutError: A rank did not answer.
+    """
+    deadline = time.monotonic() + timeout
+    left = list(references)
+    while left:
+        done, left = ray.wait(left, timeout=max(0.0, deadline - time.monotonic()))
+        try:
+            ray.get(done or left, timeout=0)
+        except ray.exceptions.RayActorError as error:
+            _raise_lost(error)
+        except ray.exceptions.RayTaskError:
+            _raise_if_lost(left)
+            raise
+    answers: list[Any] = ray.get(list(references))
+    return answers
+
+
+def _raise_if_lost(left: Sequence[Any]) -> None:
+    deadline = time.monotonic() + _CAUSE_SECONDS
+    while left:
+        done, left = ray.wait(list(left), timeout=max(0.0, deadline - time.monotonic()))
+        if not done:
+            return
+        try:
+            ray.get(done)
+        except ray.exceptions.RayActorError as error:
+            _raise_lost(error)
+        except ray.exceptions.RayTaskError:
+            continue  # one that failed for the same cause
+
+
+def _check_pods(nodes: Collection[str]) -> None:
+    """Raise `PodLostError` unless Ray can be reached on each of ``nodes``."""
+    known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    places = {node["NodeID"]: node for node in known if node["Alive"]}
+    for name in nodes:
+        if (node := places.get(name)) is None:
+            raise PodLostError(f"the pod of a rank is gone: Ray's node {name} is dead")
+        address = node["NodeManagerAddress"], node["NodeManagerPort"]
+        try:
+            socket.create_connection(address, _CONNECT_SECONDS).close()
+        except OSError as error:
+            raise PodLostError(
+                f"the pod of a rank is gone: Ray at {address[0]}:{address[1]}: {error}"
+            ) from error
+
+
+def _raise_lost(error: ray.exceptions.RayActorError) -> None:
+    raise TrainerLostError(f"a trainer's process died: {str(error).splitlines()[0]}") from error
+
+
+def _on(node: str) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node, soft=False)

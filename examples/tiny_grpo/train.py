@@ -5,13 +5,14 @@ import logging
 from pathlib import Path
 
 import ray
-from trainsync import RunContext
+from trainsync import Resume, RunContext
 
 from tiny_grpo.config import Config
 from tiny_grpo.driver import train
 from tiny_grpo.explorers import ExplorerGroup
 from tiny_grpo.history import History
-from tiny_grpo.ray_trainers import RayTrainers
+from tiny_grpo.probes import Probes
+from tiny_grpo.ray_trainers import RankNodes, RayTrainers, TrainerLostError
 
 
 def main() -> None:
@@ -19,6 +20,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--directory", type=Path, help="of a run without Kubernetes")
     parser.add_argument("--history", type=Path, help="append one JSON line a step to this file")
+    parser.add_argument(
+        "--max-restarts",
+        type=int,
+        default=3,
+        help="of trainers whose pods live, within an attempt; default 3",
+    )
     Config.add_arguments(parser)
     arguments = parser.parse_args()
     config = Config.from_arguments(arguments)
@@ -26,13 +33,20 @@ def main() -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)  # else a line for every request
 
     with RunContext.from_env(arguments.directory) as ctx:
-        resume = ctx.resume()
+        ctx.resume()  # what it verifies takes time; the Synchronizer and the trainers ask again
         ray.init()
         ctx.synchronizer()
         explorers = ExplorerGroup(ctx, config)
-        trainers = RayTrainers(ctx, config, resume)
-        explorers.wait_ready()
-        train(ctx, config, trainers, explorers, History(arguments.history))
+        history, probes, nodes = History(arguments.history), Probes(), RankNodes()
+
+        def train_from(resume: Resume | None) -> None:
+            with RayTrainers(ctx, config, resume, nodes) as trainers:
+                explorers.wait_ready()
+                train(ctx, config, trainers, explorers, history, probes)
+
+        ctx.with_restarts(
+            train_from, restart_on=TrainerLostError, max_restarts=arguments.max_restarts
+        )
 
 
 if __name__ == "__main__":

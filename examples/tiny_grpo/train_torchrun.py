@@ -19,6 +19,7 @@ from tiny_grpo.device import prepare_device
 from tiny_grpo.driver import train
 from tiny_grpo.explorers import ExplorerGroup
 from tiny_grpo.history import History
+from tiny_grpo.probes import Probes
 from tiny_grpo.torchrun_trainers import TorchrunTrainers
 from tiny_grpo.trainer import TrainerRank
 from tiny_grpo.trainers import COLLECTIVE_TIMEOUT
@@ -53,7 +54,8 @@ def main() -> None:
         trainers = TorchrunTrainers(TrainerRank(ctx, config, resume))
         if leads:
             explorers.wait_ready()
-            train(ctx, config, trainers, explorers, History(arguments.history))
+            history = History(arguments.history)
+            train(ctx, config, trainers, explorers, history, Probes())
             trainers.dismiss()
         else:
             trainers.follow()

@@ -8,102 +8,31 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import ray
-from tiny_grpo.config import Config
-from tiny_grpo.history import Started, Step, read_history
 from tiny_grpo.probes import PROBE_TOLERANCE
 from trainsync.api import env
 from trainsync.api.protocol import SaveKind
-from trainsync.storage.layout import RunDirectory
-from trainsync.storage.saves.manifest import check_manifest, committed_steps, read_manifest
+from trainsync.storage.saves.manifest import check_manifest, read_manifest
 
 from tests.distributed.forked import preload
 from tests.distributed.ranks import run_ranks, values_of
+from tests.distributed.tiny_run import CONFIG, DEADLINE, INTERVAL, Run, shared_ray, wait_until
 
 preload("transformers.models.qwen2.modeling_qwen2")
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 
-CONFIG = Config(
-    steps=40, digits=2, hidden_size=32, layers=1, base_steps=40, base_batch=16, prompts=8
-)
-INTERVAL = 4
-DEADLINE = 400.0
-PYTHONPATH = os.pathsep.join(path for path in sys.path if path)
-
 
 @pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
-    """One local Ray for all runs, as the pods of a cluster outlive attempts."""
-    with pytest.MonkeyPatch.context() as patch:
-        # Ray's workers inherit it; they import the example as pytest does.
-        patch.setenv("PYTHONPATH", PYTHONPATH)
-        context = ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=128 * 2**20,
-        )
-    yield context.address_info["gcs_address"]
-    ray.shutdown()
-
-
-class Run:
-    """One run's directory, history and processes."""
-
-    def __init__(self, directory: Path, ray_address: str, **sync: str) -> None:
-        self.directory = RunDirectory(directory / "run")
-        self.history = directory / "history.jsonl"
-        self.log = directory / "log"
-        self.environment = sync | {
-            "RAY_ADDRESS": ray_address,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": PYTHONPATH,
-            env.CHECKPOINT_INTERVAL: str(INTERVAL),
-        }
-
-    def arguments(self, config: Config) -> list[str]:
-        """The options of an attempt."""
-        places = ["--directory", str(self.directory.root), "--history", str(self.history)]
-        return [*places, *config.arguments()]
-
-    def start(self, *module: str) -> subprocess.Popen[bytes]:
-        """Start an attempt: ``python -m module…`` with the run's options."""
-        command = [sys.executable, "-m", *module, *self.arguments(CONFIG)]
-        environ = os.environ | self.environment
-        with self.log.open("ab") as log:
-            return subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT)
-
-    def end(self, process: subprocess.Popen[bytes]) -> int:
-        """The exit code, when the attempt has ended by itself."""
-        try:
-            return process.wait(timeout=DEADLINE)
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"did not end within {DEADLINE:g} s:\n{self.log.read_text()[-4000:]}")
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-
-    @property
-    def started(self) -> list[Started]:
-        return [record for record in read_history(self.history) if isinstance(record, Started)]
-
-    @property
-    def steps(self) -> list[Step]:
-        return [record for record in read_history(self.history) if isinstance(record, Step)]
-
-    @property
-    def committed(self) -> list[int]:
-        return committed_steps(self.directory, SaveKind.CHECKPOINT)
+    with shared_ray() as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +69,7 @@ def test_a_run_that_lost_a_trainer_takes_the_same_steps_bit_for_bit(
     undisturbed: Run, tmp_path: Path, ray_address: str
 ) -> None:
     run = Run(tmp_path, ray_address)
-    process = run.start("tiny_grpo.train")
+    process = run.start("tiny_grpo.train", options=("--max-restarts", "0"))
     _wait_for_steps_after_a_commit(run, process)
     os.kill(run.started[0].trainer_pids[-1], signal.SIGKILL)
     assert run.end(process) != 0, "the attempt went on without one of its trainers"
@@ -205,7 +134,7 @@ def test_a_run_of_each_style_goes_on_when_an_explorer_is_killed(
             world_size=1,
             seconds=DEADLINE,
         )
-        _wait_until(lambda: training.done() or len(run.steps) >= 3)
+        wait_until(lambda: training.done() or len(run.steps) >= 3)
         disturbed = not training.done()
         if disturbed:
             os.kill(run.started[0].explorer_pids[-1], signal.SIGKILL)
@@ -250,11 +179,4 @@ def _wait_for_steps_after_a_commit(run: Run, process: subprocess.Popen[bytes]) -
         assert process.poll() is None, run.log.read_text()[-4000:]
         return bool(run.committed and run.steps and run.steps[-1].step > run.committed[-1])
 
-    _wait_until(there)
-
-
-def _wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline, f"not so within {DEADLINE:g} s"
-        time.sleep(0.01)  # polling interval
+    wait_until(there)

@@ -10,13 +10,13 @@ from demo.snapshot import Snapshot
 from tests.e2e import harness
 
 
-def start(platform: Platform, name: str, steps: int, **spec: Any) -> harness.Run:
+def start(platform: Platform, name: str, steps: int, options: str = "", **spec: Any) -> harness.Run:
     """Apply the example's TrainingRun; ``spec`` has fields that differ."""
     manifest = load_run(MANIFEST)
     manifest["metadata"]["name"] = name
     manifest["spec"] |= {"ttlSecondsAfterFinished": 0, **spec}
     (cluster,) = manifest["spec"]["clusters"]
-    cluster["entrypoint"] = f"python -m tiny_grpo.train --steps {steps}"
+    cluster["entrypoint"] = f"python -m tiny_grpo.train --steps {steps} {options}".rstrip()
     platform.kubectl.apply(platform.fit(manifest), namespace=harness.NAMESPACE)
     return harness.Run(platform, name)
 

@@ -2,6 +2,7 @@
 and explorers get weights by the method `memory` before and after."""
 
 import pytest
+from trainsync.api import names
 from trainsync.api.names import LABEL_ROLE, LABEL_RUN
 
 from demo.cli import MANIFEST, load_run
@@ -17,14 +18,16 @@ POLICY = {"maxRestarts": 1, "backoffSeconds": 0, "restartScope": "Job"}
 KILL = "for p in /proc/[0-9]*; do grep -qs '[_]RankActor' $p/cmdline && kill -9 ${p#/proc/}; done"
 
 
-def test_ranks_of_a_job_that_starts_again_in_its_pods_load_all_shards_from_memory(
-    platform: Platform,
+@pytest.mark.parametrize("in_place", [False, True], ids=["new_job", "in_place"])
+def test_ranks_that_start_again_in_their_pods_load_all_shards_from_memory(
+    platform: Platform, *, in_place: bool
 ) -> None:
     checkpoint = load_run(MANIFEST)["spec"]["checkpoint"]
     checkpoint |= {"memory": {"budget": "256Mi"}, "interval": INTERVAL}
     sync = {**SYNC, "timeoutSeconds": 60}
+    options = "" if in_place else "--max-restarts 0"
     run = example.start(
-        platform, NAME, STEPS, checkpoint=checkpoint, failurePolicy=POLICY, sync=sync
+        platform, NAME, STEPS, options, checkpoint=checkpoint, failurePolicy=POLICY, sync=sync
     )
     try:
         run.wait(lambda seen, _: (seen.committed or 0) >= INTERVAL, "a step is committed", 180)
@@ -32,7 +35,10 @@ def test_ranks_of_a_job_that_starts_again_in_its_pods_load_all_shards_from_memor
         victim = sorted(pods)[-1]
         platform.kubectl.exec(victim, harness.NAMESPACE, "bash", "-c", f"{KILL}; true")
         end = run.wait_complete(240)
-        assert (end.attempt, end.restarts) == (1, 1)
+        assert (end.attempt, end.restarts) == ((0, 0) if in_place else (1, 1))
+        raw = run.kubectl.get(names.PLURAL, NAME, harness.NAMESPACE) or {}
+        restarted = raw["status"].get("restartsInPlace", {}).get("count", 0)
+        assert restarted == (1 if in_place else 0)
         assert trainer_pods(platform) == pods, "other pods: their memory was not that of the first"
         assert end.metrics["resumed_step"] >= INTERVAL
         assert loaded_bytes(run, "memory") > 100_000

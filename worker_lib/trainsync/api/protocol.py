@@ -13,7 +13,12 @@ from typing import Annotated, Final
 from pydantic import Field, JsonValue
 
 from trainsync.api.base import Model, Time
-from trainsync.api.status import ProofVerdict, ServerWeights, StopReason
+from trainsync.api.status import (
+    LONGEST_RESTART_REASON,
+    ProofVerdict,
+    ServerWeights,
+    StopReason,
+)
 
 # Limit of directory names and of JSON numbers: see `trainsync.storage.layout.MAX_STEP`.
 Step = Annotated[int, Field(ge=0, le=2**53)]
@@ -48,6 +53,19 @@ class ClaimRequest(Model):
     attempt: int = Field(ge=0)
     incarnation: str = Field(pattern=r"^[a-z0-9]{8,32}$")
     cluster: str = Field(min_length=1)
+
+
+class RenewRequest(Model):
+    """POST /v1/renewals: restart the attempt in place; idempotent.
+
+    The successor of the incarnation that asks is in force from then on, on the same cluster.
+    """
+
+    successor: str = Field(
+        pattern=r"^[a-z0-9]{8,32}$",
+        description="Its name; see `trainsync.storage.saves.incarnations`.",
+    )
+    reason: str = Field(max_length=LONGEST_RESTART_REASON, description="For people.")
 
 
 class SaveRequest(Model):

@@ -445,6 +445,22 @@ class WeightsStatus(Model):
     )
 
 
+LONGEST_RESTART_REASON: Final = 512
+"""Characters of the reason of a restart in place."""
+
+
+class RestartsInPlace(Model):
+    """Restarts of the trainers' processes in the pods of the present attempt."""
+
+    count: int = Field(description="How often the attempt's trainers were restarted in its pods.")
+    time: Time | None = Field(default=None, description="Time of the last one, if it is known.")
+    reason: str | None = Field(
+        default=None,
+        max_length=LONGEST_RESTART_REASON,
+        description="Why, as the driver said it, if it is known.",
+    )
+
+
 class TrainingRunStatus(Model):
     """The observed run."""
 
@@ -522,3 +538,4 @@ class TrainingRunStatus(Model):
     last_failure: LastFailure | None = None
     at_risk: AtRisk | None = None
     account: AccountStatus | None = None
+    restarts_in_place: RestartsInPlace | None = None

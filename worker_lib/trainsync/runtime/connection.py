@@ -46,6 +46,14 @@ class MonitorConnection:
                 on_open()
             return self._client
 
+    def renew(self, settings: RunSettings, client: MonitorClient) -> None:
+        """Speak as ``settings`` say from now on, by this client."""
+        with self._lock:
+            before, self._client, self._settings = self._client, client, settings
+        # One that shares the monitor in this process with its successor would end that, too.
+        if before is not None and not self._hosting:
+            before.close()
+
     @property
     def opened(self) -> MonitorClient | None:
         """The client, if it was asked for."""

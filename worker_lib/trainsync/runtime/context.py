@@ -32,6 +32,13 @@ from trainsync.runtime.connection import MonitorConnection
 from trainsync.runtime.description import RunDescription
 from trainsync.runtime.errors import JoinError
 from trainsync.runtime.reporting import ProgressReports, progress_report
+from trainsync.runtime.restarts import (
+    DEFAULT_MAX_RESTARTS,
+    Errors,
+    ResultT,
+    renewed,
+    run_with_restarts,
+)
 from trainsync.runtime.servers import reported_servers
 from trainsync.runtime.settings import RunSettings, read_settings
 from trainsync.runtime.shutdown import DEFAULT_GRACE_SECONDS, GracefulShutdown
@@ -40,6 +47,7 @@ from trainsync.runtime.trace_resource import trace_resource
 from trainsync.storage.hosting import Hosting
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.permissions import open_to_group
+from trainsync.storage.saves.incarnations import generation
 from trainsync.tracing import steps as tracing
 from trainsync.tracing.steps import StepTracer
 
@@ -257,6 +265,77 @@ class RunContext(RunDescription):
         if not self._asked_resume:
             self._resume_from(self.monitor.resume())
         return self._resumed
+
+    def with_restarts(
+        self,
+        train: "Callable[[Resume | None], ResultT]",
+        *,
+        restart_on: Errors,
+        max_restarts: int = DEFAULT_MAX_RESTARTS,
+    ) -> ResultT:
+        """Call ``train`` with the checkpoint to go on from, again after each error that says that
+        trainers' processes died: a restart in place, in the same attempt and job::
+
+            def train(resume):
+                with make_trainers(ctx, resume) as trainers:  # ends what is left of them
+                    ...
+
+            ctx.with_restarts(train, restart_on=TrainerLostError)
+
+        Explorers and their Synchronizer stay, and go on meanwhile. The first restart is at once,
+        those that follow after 1, 2, 4, ... seconds, 16 at most.
+
+        Args:
+            restart_on: an exception, or several, of ``train``.
+            max_restarts: of this attempt; the error after that is raised, and the job fails. 0
+                restarts nothing.
+
+        Returns:
+            What ``train`` returns.
+
+        Raises:
+            What ``train``, `resume` and `restart_in_place` raise.
+        """
+        return run_with_restarts(self, train, restart_on, max_restarts)
+
+    def restart_in_place(self, reason: str) -> None:
+        """Go on in this attempt with trainers' processes that are made anew; `with_restarts`
+        calls it.
+
+        The processes of before are fenced: what they had not committed is aborted, what they still
+        ask or write is refused. `resume` then says anew where to go on, this context's `env` and
+        pickles are for the new processes, and coordinators, cursors and paces are to be made anew.
+        Explorers go on with the versions up to that step, and take later ones anew.
+
+        To be called in the process that claimed the attempt, which is no rank of several.
+
+        Args:
+            reason: for people; shown by the run's status and Events.
+
+        Raises:
+            JoinError: this is another process, or a run whose checkpoints are in a store; or the
+                attempt was restarted 99 times.
+            FencedError: a newer attempt, or another successor, has the run: exit.
+            MonitorError: the monitor is not reached within about seven minutes, or is older.
+            What `resume` raises.
+        """
+        self._progress.restart(_LEAST_SECONDS)  # first: what was trained is told
+        client = renewed(self.monitor, self._claimed_here, reason)
+        self._settings = replace(self._settings, incarnation=client.incarnation)
+        self._incarnation = client.incarnation
+        if self._stops.listener is not None:
+            self._stops.listener.close(_LEAST_SECONDS)
+        self._connection.renew(self._settings, client)
+        self._stops = StopRequests(self._settings, lambda: self.monitor)
+        self._tracer = StepTracer(self._incarnation)
+        self._pace, self._asked_resume = None, False
+        resume = self.resume_here()
+        with self._making:
+            if self._synchronizer is not None:
+                step = 0 if resume is None else resume.step
+                number = generation(self._incarnation)
+                self._synchronizer.restart(self._settings, client, step, number)
+        self._step_began, self._last_traced = time.time(), -1
 
     def data_cursor(
         self,

@@ -118,6 +118,13 @@ class ProgressReports:
             raise error
         sender.submit(progress)
 
+    def restart(self, timeout: float) -> None:
+        """Send what is unsent, then report by another client of the monitor."""
+        with self._lock:
+            sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.close(timeout)
+
     def close(self, timeout: float) -> bool:
         """Send the last report. False if ``timeout`` seconds were not enough."""
         return self._sender is None or self._sender.close(timeout)

@@ -203,6 +203,7 @@ class PublishedVersions:
         published: the published version; None before the first.
         missed: the newest version that reached no explorer; -1 for none.
         aborted: versions newer than the published one whose save was aborted, and why.
+        reopened: the published version may be published once more: see `rewind`.
     """
 
     def __init__(self, floor: int = -1) -> None:
@@ -210,6 +211,7 @@ class PublishedVersions:
         self.published: Published | None = None
         self.missed = -1
         self.aborted: dict[int, str] = {}
+        self.reopened = False
         self._pending: dict[int, _Pending] = {}
 
     @property
@@ -249,9 +251,27 @@ class PublishedVersions:
             nothing = (None,) * len(self.published.payloads)
             self.published = replace(self.published, payloads=nothing)
 
+    def rewind(self, step: int) -> None:
+        """Training goes on from the weights of ``step`` anew, by other processes.
+
+        Newer versions are forgotten: they are made again, of other weights. The version of ``step``
+        may be published once more, since its bytes may be gone with the process that had them.
+        """
+        self.floor, self.missed = step - 1, -1
+        for version in [version for version in self.aborted if version >= step]:
+            del self.aborted[version]
+        self._pending.clear()
+        if self.published is not None and self.version > step:
+            self.published = None
+        self.reopened = self.published is not None and self.version == step
+
+    def _is_stale(self, version: int) -> bool:
+        newest = max(self.version - self.reopened, self.floor)
+        return version <= newest
+
     def has(self, version: int, part: PartMeta) -> bool:
-        """Whether the part is one of the published version."""
-        meta = None if self.published is None else self.published.meta
+        """Whether the part is one of the published version, which is not to be sent again."""
+        meta = None if self.published is None or self.reopened else self.published.meta
         return meta is not None and meta.version == version and part in meta.parts
 
     def add_part(
@@ -268,7 +288,7 @@ class PublishedVersions:
             InconsistentUploadError: the rank sent already, ranks disagree on the world size, or no
                 rank has a tensor.
         """
-        if version <= max(self.version, self.floor):
+        if self._is_stale(version):
             raise StaleVersionError(
                 f"rank {part.rank} uploads version {version}, but version {self.version} is "
                 "already published; versions must increase"
@@ -310,7 +330,7 @@ class PublishedVersions:
             SupersededTrainerError: a newer attempt announced before.
         """
         version = published.meta.version
-        if version <= max(self.version, self.floor):
+        if self._is_stale(version):
             raise StaleVersionError(
                 f"version {version} is announced, but version {self.version} is already "
                 "published; versions must increase"
@@ -329,7 +349,7 @@ class PublishedVersions:
         for version in list(self.aborted):
             if version <= self.version or version == published.meta.version:
                 del self.aborted[version]
-        self.published = published
+        self.published, self.reopened = published, False
         self.drop(published.meta.version)
 
     def drop(self, version: int) -> None:

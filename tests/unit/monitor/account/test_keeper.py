@@ -18,7 +18,7 @@ from trainsync.monitor.account.keeper import WRITE_SECONDS
 from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.saves import receipts
+from trainsync.storage.saves import incarnations, receipts
 
 from tests.unit.monitor.commit.core.cores import Disk, healthy
 from tests.unit.monitor.saves import (
@@ -120,6 +120,24 @@ def test_a_step_back_of_an_attempt_is_a_repeat_also_for_the_next_monitor(
     again.report_progress(later, ProgressReport(step=4, loop_seconds=20.0, waited_seconds=0.0))
     # Two of the four steps were trained before.
     assert classes(again) == {"train": 80 + 40, "repeat": 40, "restart": 4 * WRITE_SECONDS}
+
+
+def test_a_restart_in_place_is_charged_as_one_also_by_the_next_monitor(
+    start: Start, go: Callable[[float], None]
+) -> None:
+    core = start()
+    core.see_pods(PODS, "Running")
+    go(20.0)
+    report(core, 2, 20.0)
+    name = incarnations.successor(FIRST.incarnation)
+    core.renew(FIRST, name, "rank 1 died")
+    restarted = type(FIRST)(0, name)
+    assert core.resume(restarted) is None
+    go(WRITE_SECONDS)
+    core.tick()
+    go(5.0)
+    core.report_progress(restarted, ProgressReport(step=1, loop_seconds=5.0, waited_seconds=0.0))
+    assert classes(core) == {"train": 80, "repeat": 20, "restart": 4 * WRITE_SECONDS}
 
 
 def test_a_save_is_charged_with_what_it_blocked_its_slowest_rank(

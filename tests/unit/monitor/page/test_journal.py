@@ -1,4 +1,5 @@
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -6,7 +7,7 @@ from trainsync.api.page import NewsKind
 from trainsync.api.status import CheckpointStatus, ExplorerStatus, WeightsStatus
 from trainsync.monitor.ledger.saves import CommittedInfo
 from trainsync.monitor.page.journal import Journal
-from trainsync.monitor.server.views import CoreView
+from trainsync.monitor.server.views import CoreView, RestartView
 
 from tests.unit.monitor.page.pages import explorers
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, Clock
@@ -71,6 +72,16 @@ def test_an_error_of_the_volume_and_its_end_are_told() -> None:
 def test_a_new_attempt_is_told_but_not_the_one_that_was_found() -> None:
     assert told(view(attempt=None), view(attempt=3), view(attempt=4)) == [
         (PLAIN, "Attempt 4 began; attempt 3 is over.")
+    ]
+
+
+def test_a_restart_in_place_is_told_but_not_the_one_that_was_found() -> None:
+    found = replace(view(), restarts=RestartView(1))
+    again = replace(view(), restarts=RestartView(2, reason="rank 1 died"))
+    assert told(found, found) == []
+    assert told(found, again, again, view(attempt=1)) == [
+        (FAULT, "Attempt 0 was restarted in its pods (2): rank 1 died"),
+        (PLAIN, "Attempt 1 began; attempt 0 is over."),
     ]
 
 

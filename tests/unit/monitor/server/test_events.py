@@ -74,6 +74,16 @@ def test_aborts_are_warnings_with_their_cause_and_skips_are_not_told() -> None:
     assert all(event.warning for event in events)
 
 
+def test_a_restart_in_place_is_told_and_the_saves_that_it_aborts_are_not() -> None:
+    queue = EventQueue(Clock())
+    queue.aborted(KEY, AbortCause(AbortReason.RESTARTED, "the attempt is restarted in place (1)"))
+    queue.restarted(0, 1, "a trainer's process died")
+    (event,) = told(queue)
+    assert event.reason is EventReason.RESTARTED_IN_PLACE
+    assert event.warning
+    assert event.message == "attempt 0 is restarted in its pods (1): a trainer's process died"
+
+
 def test_every_rank_resumes_and_it_is_told_once() -> None:
     queue = EventQueue(Clock())
     for attempt, step in ((1, 40), (1, 40), (2, 40)):

@@ -9,6 +9,7 @@ from trainsync.api.protocol import SaveState
 from trainsync.kube.client import KubeError
 from trainsync.monitor import errors
 from trainsync.monitor.ledger.saves import SaveOwner
+from trainsync.storage.saves.incarnations import successor
 
 from tests.unit.monitor.fakes import FakeApi, Signer
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, SECOND, request, write_all
@@ -71,6 +72,27 @@ def test_no_claim_is_granted_while_the_api_server_is_away(clients: Clients, api:
     with pytest.raises(errors.NotReadyError):
         clients(SECOND).claim("main")
     assert first.resume() is None  # those in force go on
+
+
+def test_a_restart_in_place_fences_the_predecessor_and_its_lost_answer_is_given_again(
+    clients: Clients, volume: Path
+) -> None:
+    first = clients()
+    first.claim("main")
+    first.register(request(10))
+    write_all(volume, FIRST, 10)
+    name = successor(FIRST.incarnation)
+    client = first.renew(name, "rank 1 died")
+    again = first.renew(name, "rank 1 died")  # the answer was lost
+    for renewed in (client, again):
+        point = renewed.resume()
+        assert point is not None
+        assert (renewed.incarnation, point.step) == (name, 10)
+        renewed.close()
+    with pytest.raises(errors.FencedError):
+        first.register(request(20))
+    with pytest.raises(errors.FencedError):
+        first.renew(successor(FIRST.incarnation), "another driver")
 
 
 def test_what_the_spec_asks_for_right_before_a_claim_holds_for_it(

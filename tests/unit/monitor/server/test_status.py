@@ -20,7 +20,7 @@ from trainsync.monitor.ledger.progress import ProgressTracker
 from trainsync.monitor.ledger.saves import CommittedInfo, SaveOwner
 from trainsync.monitor.server import status as status_writer
 from trainsync.monitor.server.status import StatusWriter
-from trainsync.monitor.server.views import CoreView, LeasesView, build
+from trainsync.monitor.server.views import CoreView, LeasesView, RestartView, build
 
 from tests.unit.monitor.fakes import UID, FakeApi
 
@@ -286,6 +286,29 @@ async def test_what_is_gone_from_the_volume_stays_in_the_status(api: FakeApi) ->
     assert api.writes[-1][1]["checkpoint"]["lastCommitted"] == {"step": 40}
     assert await writing.writer.write(view(committed=3))
     assert api.writes[-1][1]["checkpoint"]["lastCommitted"]["step"] == 3
+
+
+async def test_a_restart_in_place_is_in_the_status_unless_the_crd_is_older(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restarted = replace(view(committed=1), restarts=RestartView(2, NOW, "rank 1 died"))
+    assert await Writing(api).writer.write(restarted)
+    assert api.writes[-1][1]["restartsInPlace"] == {
+        "count": 2,
+        "time": "2026-01-01T00:00:00Z",
+        "reason": "rank 1 died",
+    }
+    apply = api.apply_status
+
+    async def older(uid: str, status: dict[str, Any]) -> Any:
+        for name in ("account", "restartsInPlace"):
+            if name in status:
+                raise KubeError(500, f".status.{name}: field not declared in schema")
+        return await apply(uid, status)
+
+    monkeypatch.setattr(api, "apply_status", older)
+    assert await Writing(api).writer.write(with_account(restarted, 10))
+    assert api.writes[-1][1].keys() == {"checkpoint", "conditions"}
 
 
 async def test_under_a_crd_older_than_the_account_all_else_is_written(

@@ -22,11 +22,13 @@ _MAX_EVENTS = 3_000
 
 @dataclass(frozen=True)
 class Fault:
-    """Explorer ``name`` dies and comes back later, is given up, or (``rebuild``) the books go."""
+    """Explorer ``name`` dies and comes back later, is given up, or (``rebuild``) the books go, or
+    (``restart``) the trainers do, and go on from ``back`` steps before."""
 
     at: float
-    kind: str  # die, quarantine, rebuild
+    kind: str  # die, quarantine, rebuild, restart
     name: str = ""
+    back: int = 0
 
 
 @dataclass
@@ -60,6 +62,7 @@ class Run:
     acting: set[str] = field(default_factory=set)
     trained: list[tuple[Batch, ...]] = field(default_factory=list)
     most_queued: int = 0
+    restarts: int = 0
     _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _number: int = 0
 
@@ -115,14 +118,14 @@ class Run:
             assert self.sent != self.step, "sent twice"
             self.sent, self.busy = self.step, True
             seconds, version = next(self.durations), self.step
-            self._in(0.0 if self.saved else seconds, self._is_sent)
-            self._in(seconds, lambda: self._arrives(version))
+            self._of_trainers(0.0 if self.saved else seconds, self._is_sent)
+            self._of_trainers(seconds, lambda: self._arrives(version))
         elif order.batches:
             self._check(order.batches)
             self.books.begin_step(self.step + 1, [batch.key for batch in order.batches])
             self.trained.append(order.batches)
             self.busy = True
-            self._in(next(self.durations), self._trains)
+            self._of_trainers(next(self.durations), self._trains)
         elif order.seconds:
             self._in(order.seconds + 0.001, lambda: None)  # asks again
         return None
@@ -131,12 +134,12 @@ class Run:
         self.busy = False
 
     def _arrives(self, version: int) -> None:
-        lost = bool(self.versions) and next(self.aborts, False)
+        lost = self.published is not None and next(self.aborts, False)
         lacking = sum(v > (self.published or 0) for v in self.aborted)
         if lost and lacking < self.most_lacking:
             self.aborted.append(version)
             self.state.versions.note_aborted(version, "a test")
-        elif self.published is None or version > self.published:
+        elif self.published is None or version > self.published - self.state.versions.reopened:
             self.versions.append(version)
             location = CheckpointLocation(f"global_step_{version}", "sha256:0", 0, version)
             meta = VersionMeta(version, f"d{version}", (), "checkpoint", 1)
@@ -152,13 +155,16 @@ class Run:
             name, self._session(name), self.roster.explorers, self.published, stopped=False
         )
         if move == ExplorerMove.FETCH:
-            self._acts(name, lambda: self._fetched(name))
+            restarts = self.restarts
+            self._acts(name, lambda: self._fetched(name, restarts))
         elif turn is not None:
             assert turn.version == self._known(name).version
             self._acts(name, lambda: self._delivers(name, turn))
 
-    def _fetched(self, name: str) -> None:
+    def _fetched(self, name: str, restarts: int) -> None:
         self._back(name)
+        if restarts != self.restarts:
+            return  # what was fetched may be no more, and is not believed
         assert self.published is not None and self.published > self._known(name).version
         self._known(name).version = self.published
         self._known(name).returning = False
@@ -179,6 +185,9 @@ class Run:
     def _strikes(self, fault: Fault) -> None:
         if fault.kind == "rebuild":
             self.books = PaceScheduler(self.state.versions.aborted)
+            self.books.rewind(*self.state.rewound)
+        elif fault.kind == "restart":
+            self._restarts(max(0, self.step - fault.back))
         elif fault.name in self.lives and fault.kind == "quarantine":
             if self._known(fault.name).status != LOST:
                 self.roster.give_up(fault.name, "a test", LossReason.QUARANTINED)
@@ -186,6 +195,23 @@ class Run:
             life = self.lives.pop(fault.name)
             self.acting.discard(fault.name)
             self._in(LEASE, lambda: self._starts(fault.name, life + 1))
+
+    def _restarts(self, step: int) -> None:
+        self.restarts += 1
+        self.state.rewind(self.restarts, step)
+        gone = [v for v in self.books.in_flight(self.published) if v < step]
+        for version in gone:
+            self.state.versions.note_aborted(version, "restarted")
+        self.books.rewind(self.restarts, step)
+        self.step, self.sent, self.busy = step, None, False
+        del self.trained[step:]
+        self.versions = [version for version in self.versions if version <= step]
+        self.aborted = [version for version in [*self.aborted, *gone] if version < step]
+
+    def _of_trainers(self, seconds: float, event: Callable[[], None]) -> None:
+        """Unless they are restarted before."""
+        restarts = self.restarts
+        self._in(seconds, lambda: event() if restarts == self.restarts else None)
 
     def _starts(self, name: str, life: int = 0) -> None:
         if name in self.roster.explorers and self._known(name).status != LOST:

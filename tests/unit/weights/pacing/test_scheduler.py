@@ -43,8 +43,9 @@ faults = st.lists(
     st.builds(
         Fault,
         at=st.floats(0.0, 100.0),
-        kind=st.sampled_from(["die", "quarantine", "rebuild"]),
+        kind=st.sampled_from(["die", "quarantine", "rebuild", "restart"]),
         name=st.sampled_from("abc"),
+        back=st.integers(0, 2),
     ),
     max_size=6,
 )
@@ -129,6 +130,24 @@ def test_style_fixed_trains_on_the_same_batches_whatever_the_speeds(data: st.Dat
     assert [tuple(batch.explorer for batch in batches) for batches in one.trained] == [
         explorers
     ] * STEPS
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_style_fixed_trains_on_the_same_batches_after_trainers_were_restarted(
+    data: st.DataObject,
+) -> None:
+    plan = TrainerPlan(SyncPolicy(SyncStyle.FIXED, timeout=TIMEOUT))
+    explorers, drawn = data.draw(names), itertools.cycle(data.draw(speeds))
+    restart = st.builds(
+        Fault, st.floats(0.0, 60.0), st.just("restart"), st.just(""), st.integers(0, 3)
+    )
+    restarts = tuple(data.draw(st.lists(restart, min_size=1, max_size=4)))
+    undisturbed = Run(plan, explorers, STEPS, itertools.cycle([1.0]))
+    restarted = Run(plan, explorers, STEPS, drawn, restarts)
+    undisturbed.run()
+    restarted.run()
+    assert restarted.trained == undisturbed.trained
 
 
 # -- single steps of the books ------------------------------------------------------------------

@@ -88,11 +88,11 @@ class Account:
         """A save has ended that blocked its slowest rank for so long."""
         self.trainers.saved(kind, blocked_seconds)
 
-    def trained(self, attempt: int, report: ProgressReport, now: float) -> None:
-        """The training loop has reported."""
+    def trained(self, attempt: int, report: ProgressReport, now: float, restarts: int = 0) -> None:
+        """The training loop has reported, after so many restarts in place of its attempt."""
         self.time = max(self.time, now)
         ledger = self._ledger(Role.TRAINER)
-        self.trainers.reported(ledger, attempt, report, self.time)
+        self.trainers.reported(ledger, attempt, report, self.time, restarts)
         if report.loop_seconds is None:  # with a pace the Synchronizer tells of rollouts
             self.explorers.unknown(self._ledger(Role.EXPLORER), attempt, ledger.until)
 

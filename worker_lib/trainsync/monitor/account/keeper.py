@@ -110,9 +110,9 @@ class AccountKeeper(NullObserver):
         self._tell(lambda account: account.told_resume(attempt, step))
         self._written_at = -math.inf  # it is not told again
 
-    def trained(self, attempt: int, report: ProgressReport) -> None:
-        """The training loop has reported."""
-        self._tell(lambda account: account.trained(attempt, report, self._now()))
+    def trained(self, attempt: int, report: ProgressReport, restarts: int = 0) -> None:
+        """The training loop has reported; see `Account.trained`."""
+        self._tell(lambda account: account.trained(attempt, report, self._now(), restarts))
 
     def synchronized(self, attempt: int, report: WeightsReport) -> None:
         """The Synchronizer has reported."""

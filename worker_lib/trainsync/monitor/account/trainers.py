@@ -22,6 +22,7 @@ class TrainerBook:
         resumed: the newest attempt that asked what to resume from, and the answer.
         clock: of the reporting process; None of an older library.
         waited: seconds of the loop that went into ``sync``, as reported last; None: no pace.
+        restarts: in place, of the attempt, before the loop that reported last.
         blocked_by_checkpoints, blocked_by_state_dicts: seconds that are not in the account yet.
     """
 
@@ -33,6 +34,7 @@ class TrainerBook:
     resumed: tuple[int, int] | None = None
     clock: RemoteClock | None = None
     waited: float | None = None
+    restarts: int = 0
     blocked_by_checkpoints: float = 0.0
     blocked_by_state_dicts: float = 0.0
 
@@ -48,14 +50,20 @@ class TrainerBook:
             self.blocked_by_state_dicts += seconds
 
     def reported(
-        self, ledger: RoleLedger, attempt: int, report: ProgressReport, now: float
+        self,
+        ledger: RoleLedger,
+        attempt: int,
+        report: ProgressReport,
+        now: float,
+        restarts: int = 0,
     ) -> None:
-        """The loop has completed ``report.step``. Reports of older attempts are passed over."""
-        if attempt < self.attempt:
+        """The loop has completed ``report.step``. Reports of older loops are passed over."""
+        if (attempt, restarts) < (self.attempt, self.restarts):
             return
         seconds = report.loop_seconds
-        if attempt > self.attempt:
+        if (attempt, restarts) > (self.attempt, self.restarts):
             self._begin(ledger, attempt, report, now)
+            self.restarts = restarts
         elif seconds is not None and self.clock is not None and seconds <= self.clock.seconds:
             if report.step <= self.step or seconds == self.clock.seconds:
                 return  # an older report, or the same again

@@ -104,6 +104,25 @@ class CommitClient(Protocol):
 
 
 @runtime_checkable
+class RenewalClient(Protocol):
+    """Restarts in place, of clients whose monitor knows them."""
+
+    def renew(self, successor: str, reason: str) -> "MonitorClient":
+        """Give the attempt to the successor of this client's incarnation; its client.
+
+        From then on this client is refused. The same call again changes nothing.
+
+        Args:
+            successor: a name of `trainsync.storage.saves.incarnations.successor`.
+
+        Raises:
+            FencedError: another incarnation has the attempt.
+            NotServedError: the monitor is older than this library.
+        """
+        ...
+
+
+@runtime_checkable
 class StopClient(Protocol):
     """News of requests to save before the pods go, of clients on Kubernetes."""
 

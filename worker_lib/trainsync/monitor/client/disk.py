@@ -30,6 +30,7 @@ from trainsync.storage.errors import DamagedFileError, DanglingPointerError
 from trainsync.storage.layout import RunDirectory, SaveDirectory, step_name
 from trainsync.storage.saves import pointers, receipts
 from trainsync.storage.saves.claims import LOCAL_UID, read_claims
+from trainsync.storage.saves.incarnations import generation
 from trainsync.storage.saves.manifest import Committed
 from trainsync.storage.saves.quarantine import QuarantineRequest, read_request, request_quarantine
 from trainsync.storage.saves.receipts import Participant
@@ -239,10 +240,11 @@ class DiskMonitorClient:
 
     def _is_decided(self, newest: Committed) -> bool:
         """Whether the host has told a rank of this attempt to go on from it, or committed it."""
-        if newest.manifest.age(self._run_uid) == (True, self._attempt):
+        if newest.manifest.age(self._run_uid)[:2] == (True, self._attempt):
             return True
         try:
-            target = resumed_from(self._run, self._run_uid, self._attempt)
+            restarts = generation(self._incarnation)
+            target = resumed_from(self._run, self._run_uid, self._attempt, restarts)
         except DamagedFileError:
             return False
         return target is not None and target.manifest_digest == newest.digest
@@ -271,6 +273,7 @@ class DiskMonitorClient:
             )
         if save.registration.exists():
             return SaveStatus(kind=kind, step=step, state=SaveState.REGISTERED)
-        resumed = resumed_digest(self._run, self._run_uid, self._attempt, kind, step)
+        restarts = generation(self._incarnation)
+        resumed = resumed_digest(self._run, self._run_uid, self._attempt, kind, step, restarts)
         state = SaveState.UNKNOWN if resumed is None else SaveState.COMMITTED
         return SaveStatus(kind=kind, step=step, state=state, manifest_digest=resumed)

@@ -20,6 +20,7 @@ from trainsync.api.protocol import (
     PermitRequest,
     ProgressReport,
     ReceiptHint,
+    RenewRequest,
     ResumeAnswer,
     ResumePoint,
     SaveKind,
@@ -86,6 +87,8 @@ class HttpMonitorClient:
         self._settings = settings or HttpSettings()
         self._attempt = attempt
         self._incarnation = incarnation
+        self._url = url
+        self._token_file = token_file
         headers = {names.HEADER_ATTEMPT: str(attempt), names.HEADER_INCARNATION: incarnation}
         self._requests = Requests(
             url, headers, token_file, connect_seconds=self._settings.connect_seconds
@@ -110,6 +113,24 @@ class HttpMonitorClient:
             body,
             retry=self._settings.claim_retry,
             read_seconds=self._settings.claim_read_seconds,
+        )
+
+    def renew(self, successor: str, reason: str) -> "HttpMonitorClient":
+        """See `RenewalClient`."""
+        body = RenewRequest(successor=successor, reason=reason)
+        self._call(
+            "POST",
+            "/v1/renewals",
+            body,
+            retry=self._settings.claim_retry,
+            read_seconds=self._settings.claim_read_seconds,
+        )
+        return HttpMonitorClient(
+            self._url,
+            attempt=self._attempt,
+            incarnation=successor,
+            token_file=self._token_file,
+            settings=self._settings,
         )
 
     def register(self, request: SaveRequest) -> SaveStatus:

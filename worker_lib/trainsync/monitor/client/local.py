@@ -1,5 +1,6 @@
 """`MonitorClient` with the monitor in this process, for runs without Kubernetes."""
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from trainsync.monitor.commit import newest
 from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.errors import NotReadyError
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.layout import RunDirectory
 
 
@@ -76,6 +78,13 @@ class LocalMonitorClient(HostedMonitorClient[MonitorCore]):
                 core.claim(self._owner, cluster, None)
 
         self._call(claim)
+
+    def renew(self, successor: str, reason: str) -> "LocalMonitorClient":
+        """See `RenewalClient`. The two share the monitor: closing one of them ends it."""
+        self._call(lambda core: core.renew(self._owner, successor, reason))
+        renewed = copy.copy(self)
+        renewed._owner = SaveOwner(self.attempt, successor)
+        return renewed
 
     def _guard(self) -> AbstractContextManager[None]:
         # Before the claim it does nothing, so it need not wait, and leaves nothing behind.

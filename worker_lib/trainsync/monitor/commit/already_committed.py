@@ -42,5 +42,8 @@ def digest_in_spite_of(run: RunDirectory, ledger: Ledger, run_uid: str, key: Sav
     """
     found = digest(run, ledger, key)
     if found is None and ledger.info(key.kind, key.step) is None:
-        return resume_target.resumed_digest(run, run_uid, key.owner.attempt, key.kind, key.step)
+        owner = key.owner
+        return resume_target.resumed_digest(
+            run, run_uid, owner.attempt, key.kind, key.step, owner.restarts
+        )
     return found

@@ -50,7 +50,7 @@ from trainsync.storage import atomic
 from trainsync.storage.errors import StorageError
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import LeaseBook
-from trainsync.storage.saves import claims
+from trainsync.storage.saves import claims, incarnations
 
 _LOG = logging.getLogger(__name__)
 
@@ -166,6 +166,7 @@ class MonitorCore:
         self._volume: views.VolumeView | None = None
         self._stop: StopAnswer | None = None
         self._servers = servers
+        self._restart: views.RestartView | None = None
         self.gpus = 0.0
         """GPUs that the run's pods ask for; what is at risk is counted in them."""
 
@@ -234,6 +235,47 @@ class MonitorCore:
             self._term = None  # the later steps go before anything is learnt from the disk
             self._ready()
 
+    def renew(self, owner: SaveOwner, incarnation: str, reason: str) -> None:
+        """Restart the owner's attempt in place: its successor of that name is in force from now on.
+
+        The owner is fenced as one of an older attempt is; what it had not completed is aborted, and
+        the step to resume from is decided anew. The same request again changes nothing.
+
+        Raises:
+            FencedError: the owner is not in force.
+            InvalidRequestError: the name is none of a successor of the owner's.
+        """
+        self._ready()
+        successor = SaveOwner(owner.attempt, incarnation)
+        if not incarnations.succeeds(incarnation, owner.incarnation):
+            raise errors.InvalidRequestError(
+                f"{incarnation} is no name of a successor of incarnation {owner.incarnation}"
+            )
+        if successor in self._worker.ledger.owners:
+            return  # the answer to the request before was lost
+        self._fence(owner)
+        with errors.storage("restart in place"):
+            claiming.renew(
+                self._run,
+                self._worker,
+                owner,
+                successor,
+                run_uid=self._settings.run_uid,
+                clock=self._clock,
+                gate=self._authority.gate,
+            )
+        self._answers.forget()
+        self._resuming.granted()
+        self._permits.renew(quiet=False)  # its processes are gone, or fenced
+        self._restart = views.RestartView(successor.restarts, self._clock(), reason)
+        _LOG.warning(
+            "attempt %d is restarted in place, the %d. time: %s",
+            owner.attempt,
+            successor.restarts,
+            reason,
+        )
+        self._observer.restarted(owner.attempt, successor.restarts, reason)
+
     def resume_from(self, wanted: ResumeFrom | None) -> None:
         """The present ``spec.resumeFrom``: see `Rollbacks.ask`."""
         self._ready()
@@ -252,9 +294,8 @@ class MonitorCore:
         """The newest save of the owner's training: see `trainsync.monitor.commit.newest.newest`."""
         self._fence(owner)
         with errors.storage("newest"):
-            return commits.newest(
-                self._run, self._worker.ledger, self._settings.run_uid, owner.attempt, kind
-            )
+            ledger, run_uid = self._worker.ledger, self._settings.run_uid
+            return commits.newest(self._run, ledger, run_uid, owner.attempt, kind, ledger.restarts)
 
     def newest_of_run(self, kind: SaveKind) -> tuple[int | None, CommitNotice | None]:
         """The attempt in force, and the newest save of its training, for those outside of it."""
@@ -262,8 +303,9 @@ class MonitorCore:
         if (attempt := self._worker.ledger.attempt) is None:
             return None, None
         with errors.storage("newest"):
-            run_uid = self._settings.run_uid
-            return attempt, commits.newest(self._run, self._worker.ledger, run_uid, attempt, kind)
+            ledger, run_uid = self._worker.ledger, self._settings.run_uid
+            newest = commits.newest(self._run, ledger, run_uid, attempt, kind, ledger.restarts)
+            return attempt, newest
 
     def resume(self, owner: SaveOwner) -> ResumePoint | None:
         """The newest checkpoint that is whole; the pointer is repaired.
@@ -315,8 +357,8 @@ class MonitorCore:
     def report_progress(self, owner: SaveOwner, report: ProgressReport) -> None:
         """Training is at ``report.step``."""
         self._fence(owner)
-        self._progress.report(owner.attempt, report, self._clock())
-        self._account.trained(owner.attempt, report)
+        self._progress.report(owner.attempt, report, self._clock(), owner.restarts)
+        self._account.trained(owner.attempt, report, owner.restarts)
 
     def report_weights(self, owner: SaveOwner, report: WeightsReport) -> None:
         """The Synchronizer's view of the explorers."""
@@ -368,7 +410,14 @@ class MonitorCore:
             at_risk=at_risk(self._progress.current(), self._progress.first, ledger, self.gpus),
             rollback=self._rollbacks.view,
             account=self._account.shown(),
+            restarts=self._restarts(),
         )
+
+    def _restarts(self) -> views.RestartView:
+        number = self._worker.ledger.restarts
+        if self._restart is not None and self._restart.count == number:
+            return self._restart
+        return views.RestartView(number)  # a monitor before this one saw when and why
 
     @property
     def open_saves(self) -> list[Save]:

@@ -262,6 +262,13 @@ class SaveExecutor:
                     "ask again"
                 )
 
+    def abandon(self, owner: SaveOwner, why: str, now: datetime) -> None:
+        """Abort what the owner has not completed: it gives its attempt to its successor."""
+        for save in self.ledger.saves():
+            if save.open and save.key.owner == owner:
+                self.fail(save.key, AbortReason.RESTARTED, why)
+        self.act(now, wait=True)
+
     def act(self, now: datetime, *, wait: bool = False) -> None:
         """Carry out decisions until none is left that can be carried out now."""
         while True:

@@ -33,20 +33,29 @@ _WEIGHTS = (".pt", ".safetensors")
 
 
 def newest(
-    run: RunDirectory, saves: KnowsSaves, run_uid: str, attempt: int, kind: SaveKind
+    run: RunDirectory,
+    saves: KnowsSaves,
+    run_uid: str,
+    attempt: int,
+    kind: SaveKind,
+    restarts: int = 0,
 ) -> CommitNotice | None:
     """The newest committed save of ``kind`` that an attempt of the run trained, or went on from.
 
     What an older attempt saved counts at the step that the attempt resumed from, and only while
-    it has none of its own: the steps after that are trained again, to other weights.
+    it has none of its own: the steps after that are trained again, to other weights. So it is with
+    what the attempt saved before it was restarted in place.
+
+    Args:
+        restarts: in place, of the attempt.
 
     Raises:
         OSError, DamagedFileError: the run's resume target, or a manifest, cannot be read.
     """
-    own = [info for info in saves.infos(kind) if info.age == (True, attempt)]
+    own = [info for info in saves.infos(kind) if info.age == (True, attempt, restarts)]
     if own:
         return notice_of(kind, max(own, key=lambda info: info.step))
-    target = resumed_from(run, run_uid, attempt)
+    target = resumed_from(run, run_uid, attempt, restarts)
     if target is None:
         return None
     resumed = saves.info(SaveKind.CHECKPOINT, target.step)
@@ -97,6 +106,11 @@ class CommitNews(NullObserver):
                 self._newest[kind] = notice
             self._changed.notify_all()
         self._tell()
+
+    def restarted(self, attempt: int, number: int, reason: str) -> None:
+        """See `Observer`. Steps after those that it resumes from are trained again."""
+        with self._changed:
+            self._newest.clear()
 
     def newer(self, kind: SaveKind, attempt: int, after: Position) -> CommitNotice | None:
         """The save that ``attempt`` committed after that position, since this process began."""

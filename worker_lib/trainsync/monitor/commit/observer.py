@@ -22,6 +22,10 @@ class Observer(Protocol):
         """Committed saves of ``kind`` do not stand, or its pointer did not; told once."""
         ...
 
+    def restarted(self, attempt: int, number: int, reason: str) -> None:
+        """The attempt was restarted in place, the ``number``-th time."""
+        ...
+
     def resumed(self, attempt: int, step: int) -> None:
         """The attempt was told to resume from the checkpoint of ``step``; may be told again."""
         ...
@@ -87,6 +91,11 @@ class Observers:
         for observer in self._observers:
             observer.damaged(kind, message)
 
+    def restarted(self, attempt: int, number: int, reason: str) -> None:
+        """See `Observer`."""
+        for observer in self._observers:
+            observer.restarted(attempt, number, reason)
+
     def resumed(self, attempt: int, step: int) -> None:
         """See `Observer`."""
         for observer in self._observers:
@@ -148,6 +157,9 @@ class NullObserver:
         """See `Observer`."""
 
     def damaged(self, kind: SaveKind, message: str) -> None:
+        """See `Observer`."""
+
+    def restarted(self, attempt: int, number: int, reason: str) -> None:
         """See `Observer`."""
 
     def resumed(self, attempt: int, step: int) -> None:

@@ -134,10 +134,10 @@ class Removal:
     def _by_age(self, kind: SaveKind, ledger: Ledger) -> list[int]:
         """Committed steps as they were trained: what a newer attempt trained again is newer."""
 
-        def age(step: int) -> tuple[tuple[bool, float], int]:
+        def age(step: int) -> tuple[tuple[bool, float, int], int]:
             info = ledger.info(kind, step)
             # One that cannot be read is not the first to go.
-            return ((True, math.inf) if info is None else info.age, step)
+            return ((True, math.inf, 0) if info is None else info.age, step)
 
         return sorted(manifest.committed_steps(self._run, kind), key=age)
 

@@ -121,7 +121,7 @@ class SaveRequests:
             return _answer(key, SaveState.COMMITTED, digest=info.digest)
         with errors.storage("status"):
             digest = resume_target.resumed_digest(
-                self._run, self._run_uid, owner.attempt, kind, step
+                self._run, self._run_uid, owner.attempt, kind, step, owner.restarts
             )
         if digest is not None:
             return _answer(key, SaveState.COMMITTED, digest=digest)

@@ -83,6 +83,10 @@ class Exchange:
             self._open.clear()
         self._admitted.add(owner)
 
+    def dismiss(self, owner: SaveOwner) -> None:
+        """An owner is not in force any more: its successor is let in when it asks."""
+        self._admitted.discard(owner)
+
     async def ask(
         self, owner: SaveOwner, call: SynchronizerCall, seconds: float
     ) -> SynchronizerReply:

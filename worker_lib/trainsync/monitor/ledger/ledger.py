@@ -61,10 +61,23 @@ class Ledger:
             return frozenset()
         return frozenset(SaveOwner(self._attempt, i) for i in self._incarnations.values())
 
+    @property
+    def restarts(self) -> int:
+        """How often the attempt in force was restarted in place."""
+        return max((owner.restarts for owner in self.owners), default=0)
+
+    def cluster_of(self, owner: SaveOwner) -> str | None:
+        """The cluster that this owner, which is in force, claimed for; None: it is not."""
+        if owner.attempt != self._attempt:
+            return None
+        found = [name for name, other in self._incarnations.items() if other == owner.incarnation]
+        return found[0] if found else None
+
     def grant(self, cluster: str, owner: SaveOwner) -> None:
         """A claim is granted; saves of older attempts that are still open are superseded.
 
-        A claim older than the one in force changes nothing.
+        So are those of the incarnation that this one succeeds on the cluster. A claim older than
+        the one in force changes nothing.
         """
         if self._attempt is not None and owner.attempt < self._attempt:
             return
@@ -73,6 +86,8 @@ class Ledger:
             self._incarnations = {}
             self._saves = {}
         self._incarnations[cluster] = owner.incarnation
+        in_force = self.owners
+        self._saves = {key: save for key, save in self._saves.items() if key.owner in in_force}
 
     # What was seen.
 

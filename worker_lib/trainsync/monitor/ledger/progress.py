@@ -26,7 +26,7 @@ class ProgressTracker:
     """Keeps a window of reports of the newest attempt."""
 
     def __init__(self) -> None:
-        self._attempt = -1
+        self._loop = (-1, 0)  # attempt, and restarts in place before
         self._samples: deque[tuple[datetime, int]] = deque(maxlen=_MAX_SAMPLES)
         self._last: ProgressReport | None = None
         self._newest_step = 0
@@ -34,16 +34,20 @@ class ProgressTracker:
         """Time of the attempt's first report."""
         self.steps = StepCount()
 
-    def report(self, attempt: int, report: ProgressReport, now: datetime) -> None:
-        """Take a report. A new attempt, or a step back, begins a new window."""
-        if attempt < self._attempt:
+    def report(
+        self, attempt: int, report: ProgressReport, now: datetime, restarts: int = 0
+    ) -> None:
+        """Take a report. A new attempt, a restart in place or a step back begins a new window."""
+        loop = (attempt, restarts)
+        if loop < self._loop:
             return
-        self._count(attempt, report.step)
-        if attempt > self._attempt:
+        self._count(loop, report.step)
+        begins = loop > self._loop
+        if begins:
             self.first = now
-        if attempt > self._attempt or (self._samples and report.step < self._samples[-1][1]):
+        if begins or (self._samples and report.step < self._samples[-1][1]):
             self._samples.clear()
-            self._attempt = attempt
+            self._loop = loop
         if self._samples and report.step == self._samples[-1][1]:
             self._last = report  # the same step again: newer metrics, no new sample
             return
@@ -52,8 +56,8 @@ class ProgressTracker:
             self._samples.popleft()
         self._last = report
 
-    def _count(self, attempt: int, step: int) -> None:
-        if attempt == self._attempt and self._last is not None:
+    def _count(self, loop: tuple[int, int], step: int) -> None:
+        if loop == self._loop and self._last is not None:
             before = self._last.step
         else:
             # An attempt is first heard of after its first step, wherever it resumed.

@@ -6,6 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from trainsync.api.protocol import SaveKind, SaveState, is_skip
+from trainsync.storage.saves.incarnations import generation
 from trainsync.storage.saves.manifest import Age
 from trainsync.storage.saves.receipts import FileEntry, Participant, Receipt, SaveRegistration
 
@@ -23,6 +24,8 @@ class AbortReason(StrEnum):
     CONFLICT = "conflict"
     STATE_DICT_ABORTED = "state_dict_aborted"
     IO_ERROR = "io_error"
+    RESTARTED = "restarted"
+    """The attempt was restarted in place before the save was complete: no error."""
 
 
 def reason_of(error: str) -> AbortReason:
@@ -38,9 +41,14 @@ class SaveOwner:
     incarnation: str
 
     @property
+    def restarts(self) -> int:
+        """How often the attempt was restarted in place before this incarnation."""
+        return generation(self.incarnation)
+
+    @property
     def age(self) -> Age:
         """Age of this owner's saves."""
-        return True, self.attempt
+        return True, self.attempt, self.restarts
 
 
 @dataclass(frozen=True, order=True)
@@ -70,7 +78,7 @@ class CommittedInfo:
     @property
     def age(self) -> Age:
         """See `Manifest.age`."""
-        return not self.foreign, self.owner.attempt
+        return not self.foreign, self.owner.attempt, self.owner.restarts
 
 
 @dataclass(frozen=True, order=True)

@@ -47,7 +47,7 @@ def at_risk(
     last = ledger.newest(SaveKind.CHECKPOINT)
     steps = max(progress.step - (last.step if last else 0), 0)
     # What this monitor heard first is the attempt's first report only if none was there before it.
-    own = last is not None and last.age == (True, ledger.attempt)
+    own = last is not None and last.age[:2] == (True, ledger.attempt)
     since = last.time if last is not None and own else first_report
     seconds = max(int((progress.last_report_time - since).total_seconds()), 0) if steps else 0
     return AtRisk(steps=steps, seconds=seconds, gpu_seconds=round(seconds * gpus))

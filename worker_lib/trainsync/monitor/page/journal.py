@@ -12,7 +12,7 @@ from trainsync.api.status import ExplorerStatus
 from trainsync.monitor.commit.observer import NullObserver
 from trainsync.monitor.ledger.saves import CommittedInfo
 from trainsync.monitor.server import explorer_events
-from trainsync.monitor.server.views import CoreView
+from trainsync.monitor.server.views import CoreView, RestartView
 
 _SAVES_KEPT: Final = 2000
 _NEWS_KEPT: Final = 100
@@ -28,6 +28,7 @@ class Journal(NullObserver):
         self._saves: deque[SavePoint] = deque(maxlen=_SAVES_KEPT)
         self._news: deque[News] = deque(maxlen=_NEWS_KEPT)
         self._attempt: int | None = None
+        self._restarts: tuple[int | None, int] = (None, 0)
         self._error: str | None = None
         self._explorers: Mapping[str, ExplorerStatus] = {}
 
@@ -48,6 +49,7 @@ class Journal(NullObserver):
     def see(self, view: CoreView) -> None:
         """Keep what differs from the view before. For one thread."""
         self._see_attempt(view.attempt)
+        self._see_restarts(view.attempt, view.restarts)
         self._see_error(view.checkpoint.last_error)
         now = {e.id: e for e in view.weights.explorers} if view.weights is not None else {}
         changes = explorer_events.between(self._explorers, now)
@@ -59,6 +61,13 @@ class Journal(NullObserver):
         ):
             if text is not None:
                 self._tell(kind, text)
+
+    def _see_restarts(self, attempt: int | None, restarts: RestartView) -> None:
+        before, self._restarts = self._restarts, (attempt, restarts.count)
+        if before[0] == attempt and restarts.count > before[1]:
+            why = f": {restarts.reason}" if restarts.reason else "."
+            text = f"Attempt {attempt} was restarted in its pods ({restarts.count}){why}"
+            self._tell(NewsKind.FAULT, text)
 
     def _see_attempt(self, attempt: int | None) -> None:
         before, self._attempt = self._attempt, attempt

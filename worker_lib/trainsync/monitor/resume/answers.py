@@ -49,7 +49,7 @@ class ResumeAnswers:
             self._choice.expect(step)
 
     def forget(self) -> None:
-        """A new attempt begins, or the ledger was rebuilt: the checkpoint is checked anew."""
+        """An attempt begins, or is restarted, or the ledger was rebuilt: all is checked anew."""
         self._told = None
 
     def answer(self, owner: SaveOwner, ledger: Ledger) -> ResumePoint | None:
@@ -70,6 +70,7 @@ class ResumeAnswers:
                 attempt=owner.attempt,
                 step=found.step,
                 manifest_digest=found.digest,
+                incarnation=owner.incarnation if owner.restarts else None,
             )
             self._gate()
             resume_target.write_resume_target(self._run, target)
@@ -94,7 +95,9 @@ class ResumeAnswers:
     def _decided(self, owner: SaveOwner) -> resume_target.ResumeTarget | None:
         """The answer that ranks of this attempt got; all must go on from the same step."""
         try:
-            return resume_target.resumed_from(self._run, self._run_uid, owner.attempt)
+            return resume_target.resumed_from(
+                self._run, self._run_uid, owner.attempt, owner.restarts
+            )
         except DamagedFileError:
             return None  # it is written anew
 

@@ -247,7 +247,7 @@ class Resuming:
         """
         own = (True, self._worker.ledger.attempt)
         infos = self._worker.ledger.infos(_KIND)
-        return bool(requested) and any(i.age == own and i.step not in requested for i in infos)
+        return bool(requested) and any(i.age[:2] == own and i.step not in requested for i in infos)
 
     def _collect(self) -> None:
         if self._reader.collect():
@@ -283,7 +283,7 @@ class Resuming:
         if request is not None and request.manifest_digest == digest:
             return True
         # What the attempt in force committed was read before the commit.
-        return self._with_digest and age != (True, self._worker.ledger.attempt)
+        return self._with_digest and age[:2] != (True, self._worker.ledger.attempt)
 
     def _requests(self) -> dict[int, QuarantineRequest]:
         """Doubts of what is committed; those of what is not any more go."""

@@ -62,6 +62,49 @@ def claim(
     return begins
 
 
+def renew(
+    run: RunDirectory,
+    worker: SaveExecutor,
+    owner: SaveOwner,
+    successor: SaveOwner,
+    *,
+    run_uid: str,
+    clock: Callable[[], datetime],
+    gate: Callable[[], None],
+) -> None:
+    """Give the attempt of ``owner``, which is in force, to its successor, durably.
+
+    As with a new attempt, complete saves are committed first; the open ones are aborted.
+
+    Args:
+        gate: asked right before the claim is written; what it raises stops that.
+
+    Raises:
+        ClaimRefusedError: another incarnation has the attempt by now.
+        OSError, StorageError: not given; ask again.
+    """
+    cluster = worker.ledger.cluster_of(owner)
+    assert cluster is not None, "the owner is in force"
+    worker.settle(clock())
+    worker.abandon(owner, f"the attempt is restarted in place ({successor.restarts})", clock())
+    try:
+        claims.renew_claim(
+            run,
+            claims.Claim(
+                run_uid=run_uid,
+                attempt=owner.attempt,
+                cluster=cluster,
+                incarnation=successor.incarnation,
+                created_at=clock(),
+            ),
+            owner.incarnation,
+            gate,
+        )
+    except ClaimTakenError as error:
+        raise errors.ClaimRefusedError(str(error)) from error
+    worker.grant(cluster, successor)
+
+
 def _check(attempt: int, confirmed: int | None, in_force: int | None) -> None:
     if confirmed is not None and attempt > confirmed:
         raise errors.NotYetError(f"attempt {attempt} is newer than attempt {confirmed} of the run")

@@ -44,6 +44,7 @@ class EventReason(StrEnum):
     STATE_DICT_DAMAGED = "StateDictDamaged"
     CHECKPOINT_UNHEALTHY = "CheckpointUnhealthy"
     CHECKPOINT_HEALTHY = "CheckpointHealthy"
+    RESTARTED_IN_PLACE = "RestartedInPlace"
     RESUMED = "ResumedFromCheckpoint"
     LOADED = "CheckpointLoaded"
     MIRROR_FAILED = "MirrorFailed"
@@ -167,13 +168,19 @@ class EventQueue(NullObserver):
             self._add(EventReason.EXPLORER_BACK, changes.back)
 
     def aborted(self, key: SaveKey, cause: AbortCause) -> None:
-        """See `Observer`. A skipped save is no failure, and told by metrics alone."""
-        if cause.reason is not AbortReason.SKIPPED:
+        """See `Observer`. A skipped save is no failure, nor is one of trainers that were restarted:
+        metrics alone tell."""
+        if cause.reason not in (AbortReason.SKIPPED, AbortReason.RESTARTED):
             self._add(_ABORTED[key.kind], f"{key}: {cause.message}")
 
     def damaged(self, kind: SaveKind, message: str) -> None:
         """See `Observer`."""
         self._add(_DAMAGED[kind], message)
+
+    def restarted(self, attempt: int, number: int, reason: str) -> None:
+        """See `Observer`."""
+        text = f"attempt {attempt} is restarted in its pods ({number}): {reason}"
+        self._add(EventReason.RESTARTED_IN_PLACE, text)
 
     def resumed(self, attempt: int, step: int) -> None:
         """See `Observer`. Every rank asks; it is told once."""

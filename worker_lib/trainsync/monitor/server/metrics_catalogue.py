@@ -52,6 +52,10 @@ STEPS_REPEATED: Final = counter(
     "Steps repeated after a lost attempt.",
     unit="steps",
 )
+RESTARTS_IN_PLACE: Final = gauge(
+    "trainsync_run_restarts_in_place",
+    "Restarts of the trainers' processes in the pods of the current attempt.",
+)
 AT_RISK_STEPS: Final = gauge(
     "trainsync_run_at_risk_steps",
     "Steps since the last commit: what a preemption would cost now.",

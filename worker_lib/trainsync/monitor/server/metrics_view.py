@@ -34,6 +34,7 @@ class ViewCollector(Collector):
         yield _one(declared.LEASE_HELD, lease_held)
         if view.attempt is not None:
             yield _one(declared.ATTEMPT, view.attempt)
+            yield _one(declared.RESTARTS_IN_PLACE, view.restarts.count)
         yield from _saves(view)
         yield from _volume(view)
         yield from _progress(view, report)

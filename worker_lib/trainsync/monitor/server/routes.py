@@ -28,6 +28,7 @@ from trainsync.api.protocol import (
     PermitRequest,
     ProgressReport,
     ReceiptHint,
+    RenewRequest,
     ResumeAnswer,
     ResumePoint,
     SaveKind,
@@ -216,6 +217,12 @@ def _run_routes(service: Service) -> APIRouter:
 
         await service.core(granted)
         service.exchange.admit(owner)
+        return Response(status_code=204)
+
+    @router.post("/renewals")
+    async def renew(body: RenewRequest, owner: by_owner) -> Response:
+        await service.core(lambda core: core.renew(owner, body.successor, body.reason))
+        service.exchange.dismiss(owner)
         return Response(status_code=204)
 
     @router.post("/saves")

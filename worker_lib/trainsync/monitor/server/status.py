@@ -10,7 +10,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from trainsync.api.base import format_time
-from trainsync.api.status import WeightsStatus
+from trainsync.api.status import RestartsInPlace, WeightsStatus
 from trainsync.kube.client import KubeError
 from trainsync.monitor.kube.client import KubeApi
 from trainsync.monitor.kube.run_reader import StaleRunError
@@ -27,6 +27,7 @@ SHORTEST_INTERVAL: Final = 2.0
 _LONGEST_WAIT: Final = 30.0
 _ACCOUNT_SECONDS: Final = 60.0  # where nothing else is new, the account is written so often
 _KEPT: Final = ("progress", "weights", "atRisk", "account")
+_NEWER: Final = ("account", "restartsInPlace")  # than the first release's CRD
 # The API server's words for a field that is newer than the CRD; it refuses the whole status then.
 _NOT_IN_THE_CRD: Final = "field not declared in schema"
 
@@ -71,7 +72,7 @@ class StatusWriter:
         self._last_committed = (before.get("checkpoint") or {}).get("lastCommitted")
         self._written: dict[str, Any] | None = None
         self._written_at = 0.0
-        self._account_is_unknown = False
+        self._unknown: tuple[str, ...] = ()
 
     def render(self, view: CoreView) -> dict[str, Any]:
         """Our part of status for ``view``. Conditions move their time only on a flip."""
@@ -84,8 +85,12 @@ class StatusWriter:
             status["atRisk"] = view.at_risk.to_json_dict()
         if view.account is not None:
             status["account"] = view.account.to_json_dict()
-        if self._account_is_unknown:
-            status.pop("account", None)
+        if view.restarts.count:
+            status["restartsInPlace"] = RestartsInPlace(
+                count=view.restarts.count, time=view.restarts.time, reason=view.restarts.reason
+            ).to_json_dict()
+        for name in self._unknown:
+            status.pop(name, None)
         checkpoint = view.checkpoint.to_json_dict()
         if self._last_committed is not None:
             # Gone from the volume, it stays in the status: that alone tells of it.
@@ -153,15 +158,18 @@ class StatusWriter:
                 await changed(SHORTEST_INTERVAL)
 
     async def _apply(self, status: dict[str, Any]) -> Mapping[str, Any]:
-        """Apply it; without the account, from now on, where the CRD is older than the account."""
-        try:
-            return await self._api.apply_status(self._uid, status)
-        except KubeError as error:
-            if _NOT_IN_THE_CRD not in str(error) or status.pop("account", None) is None:
-                raise
-            _LOG.warning("the CRD is older than this monitor: the status has no account: %s", error)
-            self._account_is_unknown = True
-        return await self._api.apply_status(self._uid, status)
+        """Apply it; without newer fields, from now on, where the CRD is older than they are."""
+        while True:
+            try:
+                return await self._api.apply_status(self._uid, status)
+            except KubeError as error:
+                newer = [name for name in _NEWER if name in status and f".{name}:" in str(error)]
+                if _NOT_IN_THE_CRD not in str(error) or not newer:
+                    raise
+                _LOG.warning("the CRD is older than this monitor, and the status lacks: %s", error)
+            for name in newer:
+                del status[name]
+            self._unknown = (*self._unknown, *newer)
 
     def _is_news(self, status: Mapping[str, Any]) -> bool:
         """Whether to write it: the account grows with every second, and waits for other news."""

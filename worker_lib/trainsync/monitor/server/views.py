@@ -60,6 +60,15 @@ class LeasesView:
 
 
 @dataclass(frozen=True)
+class RestartView:
+    """How often the attempt was restarted in place; when and why last, if this monitor saw it."""
+
+    count: int = 0
+    time: datetime | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
 class VolumeView:
     """Size of the file system of the run's directory and what is left of it, in bytes."""
 
@@ -102,6 +111,7 @@ class CoreView:
     at_risk: AtRisk | None = None
     servers: ServersView | None = None
     account: AccountStatus | None = None
+    restarts: RestartView = RestartView()
 
 
 def build(
@@ -120,6 +130,7 @@ def build(
     at_risk: AtRisk | None = None,
     rollback: RollbackStatus | None = None,
     account: AccountStatus | None = None,
+    restarts: RestartView | None = None,
 ) -> CoreView:
     """The view of a ledger; ``error`` is what is wrong with the volume now, ``reason`` its kind."""
     checkpoint = _checkpoint(ledger, error, stop_save, rollback)
@@ -152,6 +163,7 @@ def build(
         at_risk=at_risk,
         servers=servers,
         account=account,
+        restarts=restarts or RestartView(),
     )
 
 

@@ -194,7 +194,7 @@ class StoreCore:
         """The newest save of the owner's training, or what it resumed from."""
         self._fence(owner)
         ledger, began = self._worker.ledger, self._tenure.term.origin
-        own = [info for info in ledger.infos(kind) if info.age == (True, owner.attempt)]
+        own = [info for info in ledger.infos(kind) if info.age[:2] == (True, owner.attempt)]
         if own:
             return notice_of(kind, max(own, key=lambda info: info.step))
         info = None if began is None or began.step is None else ledger.info(kind, began.step)

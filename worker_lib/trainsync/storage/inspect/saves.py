@@ -80,9 +80,9 @@ def as_trained(saves: Iterable[InspectedSave], kind: SaveKind, uid: str) -> list
     """Steps of ``kind`` in the order of training, as the run ``uid`` counts: what a newer attempt
     trained again is newer."""
 
-    def age(save: InspectedSave) -> tuple[tuple[bool, float], int]:
+    def age(save: InspectedSave) -> tuple[tuple[bool, float, int], int]:
         # One that cannot be read is not the first to go.
-        found = save.committed.manifest.age(uid) if save.committed else (True, math.inf)
+        found = save.committed.manifest.age(uid) if save.committed else (True, math.inf, 0)
         return found, save.step
 
     return [save.step for save in sorted((s for s in saves if s.kind is kind), key=age)]

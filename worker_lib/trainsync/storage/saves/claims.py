@@ -1,7 +1,7 @@
 """Claims: which incarnation of a job runs an attempt on a cluster, granted once and for ever."""
 
 import re
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, Literal
 
@@ -56,6 +56,30 @@ def write_claim(run: RunDirectory, claim: Claim) -> None:
         holder = records.read(_CLAIM, path).incarnation
         if holder != claim.incarnation:
             raise ClaimTakenError(claim.attempt, claim.cluster, holder) from None
+
+
+def renew_claim(
+    run: RunDirectory, claim: Claim, before: str, gate: Callable[[], None] = lambda: None
+) -> None:
+    """Give the claim that incarnation ``before`` holds to its successor, durably.
+
+    Asking again for the same successor is fine.
+
+    Args:
+        gate: asked right before the file is replaced; what it raises stops that.
+
+    Raises:
+        ClaimTakenError: another incarnation holds it.
+        DamagedFileError: the claim that is there cannot be read.
+        OSError: it is not known whether it was given; ask again.
+    """
+    path = run.claims / f"{claim.run_uid}-{claim.attempt}-{claim.cluster}.json"
+    holder = records.read(_CLAIM, path).incarnation
+    if holder == claim.incarnation:
+        return
+    if holder != before:
+        raise ClaimTakenError(claim.attempt, claim.cluster, holder)
+    atomic.write_bytes(path, records.encode(_CLAIM, claim), gate)
 
 
 def is_claim(name: str) -> bool:

@@ -13,10 +13,12 @@ from trainsync.api.protocol import SaveKind
 from trainsync.storage import atomic, digest, records
 from trainsync.storage.errors import DamagedFileError, FileCheckError, UnsafePathError
 from trainsync.storage.layout import RunDirectory, look_inside, manifest_name
+from trainsync.storage.saves.incarnations import generation
 from trainsync.storage.saves.receipts import Count, FileEntry, Incarnation, Participant
 
-Age = tuple[bool, int]
-"""Whether this very run saved it, and in which attempt: what was trained later is greater."""
+Age = tuple[bool, int, int]
+"""Whether this very run saved it, in which attempt, and after how many restarts in place of that:
+what was trained later is greater."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,7 @@ class Manifest:
 
         A run that is made again counts its attempts from 0.
         """
-        return self.run_uid == run_uid, self.attempt
+        return self.run_uid == run_uid, self.attempt, generation(self.incarnation)
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,17 @@ from pydantic import ConfigDict, TypeAdapter
 from trainsync.api.protocol import SaveKind
 from trainsync.storage import atomic, records
 from trainsync.storage.layout import RunDirectory
+from trainsync.storage.saves.incarnations import generation
 from trainsync.storage.saves.manifest import Age
-from trainsync.storage.saves.receipts import Count
+from trainsync.storage.saves.receipts import Count, Incarnation
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeTarget:
     """``attempt`` of the run ``run_uid`` trains on from the checkpoint of ``step``.
 
-    One that an earlier release wrote has no uid, and counts as any run's.
+    One that an earlier release wrote has no uid, and counts as any run's. The ``incarnation`` is
+    None where the attempt was not restarted in place before.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
@@ -29,11 +31,13 @@ class ResumeTarget:
     step: Count
     manifest_digest: str
     run_uid: str | None = None
+    incarnation: Incarnation | None = None
     version: Literal[1] = 1
 
     def age(self, run_uid: str) -> Age:
         """As `Manifest.age`: what another run resumed from is older than all of ``run_uid``."""
-        return self.run_uid in (None, run_uid), self.attempt
+        restarts = 0 if self.incarnation is None else generation(self.incarnation)
+        return self.run_uid in (None, run_uid), self.attempt, restarts
 
 
 _TARGET = TypeAdapter(ResumeTarget)
@@ -53,22 +57,28 @@ def read_resume_target(run: RunDirectory) -> ResumeTarget | None:
         return None
 
 
-def resumed_from(run: RunDirectory, run_uid: str, attempt: int) -> ResumeTarget | None:
+def resumed_from(
+    run: RunDirectory, run_uid: str, attempt: int, restarts: int = 0
+) -> ResumeTarget | None:
     """The step that ``attempt`` of the run ``run_uid`` resumed from; None: it resumed from none.
+
+    Args:
+        restarts: in place, of the attempt: after each it resumes anew.
 
     Raises `DamagedFileError`.
     """
     target = read_resume_target(run)
-    return target if target is not None and target.age(run_uid) == (True, attempt) else None
+    wanted = (True, attempt, restarts)
+    return target if target is not None and target.age(run_uid) == wanted else None
 
 
 def resumed_digest(
-    run: RunDirectory, run_uid: str, attempt: int, kind: SaveKind, step: int
+    run: RunDirectory, run_uid: str, attempt: int, kind: SaveKind, step: int, restarts: int = 0
 ) -> str | None:
     """Digest of the manifest that the attempt resumed from; None when that is another save.
 
     Raises `DamagedFileError`.
     """
-    target = resumed_from(run, run_uid, attempt)
+    target = resumed_from(run, run_uid, attempt, restarts)
     same = target is not None and (kind, step) == (SaveKind.CHECKPOINT, target.step)
     return target.manifest_digest if target is not None and same else None

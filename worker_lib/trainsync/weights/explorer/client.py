@@ -327,6 +327,11 @@ class ExplorerClient:
         finally:
             self._source.close()
 
+    def forget(self, served: int) -> None:
+        """Versions newer than ``served`` are no more: what comes in their place may be taken."""
+        self.refused = min(self.refused, served)
+        self._registration.forget(served)
+
     def ask(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
         """A call of the Synchronizer that begins with an explorer and its session.
 

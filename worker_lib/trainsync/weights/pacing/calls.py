@@ -25,11 +25,15 @@ class ExplorerOrder:
 
     Attributes:
         published: the newest version that can be fetched; -1 before the first.
+        serves: the version that the explorer is known to serve.
+        restarts: of the trainers, so far: versions that were taken before may be no more.
     """
 
     move: ExplorerMove
     turn: Turn | None = None
     published: int = -1
+    serves: int = -1
+    restarts: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,17 @@ class PacingCalls:
         self._scheduler = PaceScheduler(self._state.versions.aborted)
         self._catch_ups = CatchUps()
         self._clock = RolloutClock()
+        self._scheduler.rewind(*self._state.rewound)
+
+    async def rewind(self) -> None:
+        """The state was rewound: so is the schedule."""
+        number, step = self._state.rewound
+        for version in self._scheduler.in_flight(self._published_version()):
+            if version < step:  # its save went with the trainers
+                self._state.versions.note_aborted(version, f"restart {number} of the trainers")
+        self._scheduler.rewind(number, step)
+        self._see(time.monotonic())
+        await self._revision.advance()
 
     def rollouts(self) -> RolloutSeconds | None:
         """What explorers did so far, for the report."""
@@ -211,7 +226,8 @@ class PacingCalls:
                 self._clock.turned(explorer, now)
             if move != ExplorerMove.WAIT or now >= deadline:
                 await self._revision.advance()
-                return ExplorerOrder(move, turn, self._state.version)
+                restarts = self._state.rewound[0]
+                return ExplorerOrder(move, turn, self._state.version, known.version, restarts)
             # The trainer may wait until an explorer asks for a version.
             status = self._state.explorers[explorer].status
             if said != status:

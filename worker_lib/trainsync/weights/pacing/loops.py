@@ -168,9 +168,9 @@ class TrainerPace:
         Returns the explorers that did not take it within the policy's timeout, lost ones too.
         """
         with self._waiting():
+            if self._sent != self._step:
+                self._publish_now()  # else the trainers may be restarted, and explorers go on
             try:
-                if self._sent != self._step:
-                    self._publish_now()
                 behind: list[str] = self._call(
                     "finish_pace", self._plan, self._step, self._timeout, timeout=self._timeout
                 )
@@ -216,6 +216,7 @@ class ExplorerPace:
         self._update = update
         self._timeout = timeout
         self.version = -1
+        self._restarts = 0  # of the trainers
         self._times = RolloutTimes()
         self._retry_at = math.inf  # when a version that could not be taken is tried again
         client.ask("join_pace", timeout=_ANSWER_SECONDS)
@@ -240,6 +241,11 @@ class ExplorerPace:
             )
             if order.move == ExplorerMove.STOP:
                 return
+            if order.restarts > self._restarts:
+                self._restarts = order.restarts
+                if order.serves < self.version:  # the trainers went on from an older step
+                    self.version = order.serves
+                    self._client.forget(order.serves)
             if order.move == ExplorerMove.FETCH or self._client.torn:
                 if not self._take(order.published):
                     return

@@ -8,10 +8,14 @@ from trainsync.weights.pacing.policy import SyncPolicy
 
 @dataclass(frozen=True)
 class Turn:
-    """Leave to make one batch with ``version``; ``number`` is that of `PaceScheduler`."""
+    """Leave to make one batch with ``version``; ``number`` is that of `PaceScheduler`.
+
+    ``restarts`` counts those of the trainers before it.
+    """
 
     version: int
     number: int
+    restarts: int = 0
 
 
 @dataclass(frozen=True)

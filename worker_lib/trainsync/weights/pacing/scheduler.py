@@ -70,6 +70,9 @@ class PaceScheduler:
     _last_number: int = 0
     _waiting_since: float | None = None
     _sent: list[int] = field(default_factory=list)
+    _training_on: list[Batch] = field(default_factory=list)
+    _rewound: tuple[int, int] = (0, -1)
+    _sends_again: bool = False
 
     @property
     def open(self) -> bool:
@@ -86,7 +89,27 @@ class PaceScheduler:
         known = -1 if published is None else published
         return [v for v in self._sent if v > known and v not in self.aborted]
 
-    # -- the trainer's side ---------------------------------------------------------------
+    def rewind(self, number: int, step: int) -> None:
+        """The trainers were restarted, for the ``number``-th time, and go on from ``step``.
+
+        Batches that were made with the weights of later steps are thrown away; the others are
+        trained on, also those of the step that was under way. The weights of ``step`` are to be
+        published once more. The same call again changes nothing.
+        """
+        if number <= self._rewound[0]:
+            return
+        self._rewound, self._sends_again = (number, step), True
+        self.step, self.sent, self.training, self.finishing = step, None, False, False
+        self._sent, self._waiting_since = [], None
+        batches = [*self._training_on, *self.queue]
+        self._training_on = []
+        self.queue = [batch for batch in batches if batch.version <= step]
+        for name, entry in self._entries.items():
+            if entry.turn is not None and entry.turn.version > step:
+                entry.turn, entry.rollouts = None, 0
+            entry.next_step = self._first_unmade(name, step + 1)
+            if not any(batch.key == (name, entry.delivered) for batch in self.queue):
+                entry.delivered = -1
 
     def note_trainer(
         self, plan: TrainerPlan, step: int, sent: int | None = None, *, finishing: bool = False
@@ -98,6 +121,7 @@ class PaceScheduler:
         """
         self.plan, self.step, self.training, self.finishing = plan, step, False, finishing
         self.sent = sent
+        self._sends_again &= sent is None
         if sent is not None and sent not in self._sent:
             self._sent.append(sent)
         if plan.policy.style != SyncStyle.FIXED:
@@ -121,7 +145,7 @@ class PaceScheduler:
         self._sent = self.in_flight(published)
         view = self._view(explorers, published, waited_for=True)
         move = trainer_move(plan.policy, view, waited)
-        if move.upload:
+        if move.upload or self._sends_again:
             self._waiting_since = None
             return TrainerOrder(publish=True)
         if not (move.wait_for | move.give_up) and (batches := self._next_batches(view)):
@@ -155,12 +179,16 @@ class PaceScheduler:
     def begin_step(self, step: int, keys: Iterable[tuple[str, int]]) -> None:
         """Training on the batches of these keys begins; a second call is no error."""
         taken = set(keys)
+        # Kept until they are trained on: a trainer that dies before needs them again.
+        found = [batch for batch in self.queue if batch.key in taken]
+        self._training_on = found or self._training_on
         self.queue = [batch for batch in self.queue if batch.key not in taken]
         self.step, self.training, self._waiting_since = step - 1, True, None
 
     def trained(self, step: int) -> None:
         """Training step ``step`` is complete."""
         self.step, self.training = step, False
+        self._training_on = []
 
     def discard(self, keys: Iterable[tuple[str, int]]) -> None:
         """Have lost batches made again, by explorers that live, within the policy's timeout."""
@@ -213,7 +241,8 @@ class PaceScheduler:
             if self._is_full(plan):
                 return ExplorerMove.WAIT, None
             entry.rollouts += 1
-            entry.turn = Turn(explorer.version, self._number(plan, entry))
+            number = self._number(plan, entry)
+            entry.turn = Turn(explorer.version, number, self._rewound[0])
         return move, entry.turn
 
     def deliver(
@@ -232,6 +261,9 @@ class PaceScheduler:
         """
         self.join(name, session, explorers)
         entry, plan = self._entries[name], self._plan()
+        restarts, step = self._rewound
+        if turn.restarts < restarts and turn.version > step:
+            return False  # by weights that are no more
         if entry.delivered == turn.number:
             return True
         expected, entry.turn = entry.turn == turn, None

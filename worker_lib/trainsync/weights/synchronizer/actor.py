@@ -117,6 +117,14 @@ class Synchronizer:
         await self._followed.keep(f"version {version}, rank {part.rank}", held)
         return complete
 
+    async def rewind(self, number: int, step: int) -> None:
+        """The trainers were restarted in place and go on from ``step``; see `WeightsState.rewind`.
+
+        Explorers go on with what they serve, unless that is newer than ``step``.
+        """
+        if await self._followed.rewind(number, step):
+            await self._pacing.rewind()
+
     async def make_room(self, version: int) -> bool:
         """Let go of the published version's bytes, since ``version`` is about to be uploaded.
 

@@ -279,6 +279,12 @@ class ExplorerRegistration:
             self.ask("acknowledge", version, digest, taken, timeout=timeout)
             self._serving = Serving(version, digest, taken)
 
+    def forget(self, served: int) -> None:
+        """Do not say any more that a version newer than ``served`` is served."""
+        with self._lock:
+            if self._serving is not None and self._serving.version > served:
+                self._serving = None
+
     def renew(self, timeout: float) -> None:
         """Renew the lease, and say what is served; a thread does so by itself."""
         self.ask("renew", self._serving, self._source.ready, timeout=timeout)

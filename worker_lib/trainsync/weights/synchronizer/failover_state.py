@@ -34,6 +34,7 @@ class StateChanges:
     missed: int = -1  # the newest version that reached no explorer
     traffic: Traffic = field(default_factory=Traffic)
     aborted: Mapping[int, str] = field(default_factory=dict)
+    rewound: tuple[int, int] = (0, -1)  # see `WeightsState.rewind`
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class RestoredState:
     missed: int = -1
     traffic: Traffic = field(default_factory=Traffic)
     aborted: Mapping[int, str] = field(default_factory=dict)
+    rewound: tuple[int, int] = (0, -1)
 
 
 class PartJournal:
@@ -64,6 +66,10 @@ class PartJournal:
         """Note a part; parts older than the ``published`` version are no longer of use."""
         self._rows = [row for row in self._rows if row[1].version >= published]
         self._rows.append((revision, held))
+
+    def clear(self) -> None:
+        """Forget all of them: none is of use any more."""
+        self._rows = []
 
     def taken(self, seen: int) -> None:
         """The follower has everything up to revision ``seen``."""
@@ -84,6 +90,7 @@ class FailoverState:
 
     def apply(self, changes: StateChanges) -> None:
         """Take over what is new."""
+        self._state.rewind(*changes.rewound)
         for held in changes.parts:
             try:
                 self._state.upload(held.version, held.meta, held.payload, 0.0, again=True)
@@ -112,12 +119,14 @@ class FailoverState:
             missed=self._last.missed,
             traffic=self._last.traffic,
             aborted=self._last.aborted,
+            rewound=self._last.rewound,
         )
 
 
 def rebuild(remembered: RestoredState, lease_seconds: float, now: float) -> WeightsState:
     """A state with the same published version, which publishes none older than explorers serve."""
     state = WeightsState(remembered.floor, lease_seconds=lease_seconds, rebuilt=True)
+    state.rewound = remembered.rewound
     if remembered.announced is not None:
         state.announce(Announcement(remembered.announced), now)
     for held in remembered.parts:

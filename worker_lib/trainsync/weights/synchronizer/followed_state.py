@@ -107,6 +107,14 @@ class FollowedState:
         ):
             logger.warning("%s: no follower has the change in time", change)
 
+    async def rewind(self, number: int, step: int) -> bool:
+        """See `WeightsState.rewind`; the change is kept as a part is."""
+        if not self.state.rewind(number, step):
+            return False
+        self._journal.clear()  # of versions that are no more, or whose bytes may be gone
+        await self.keep(f"restart {number} of the trainers")
+        return True
+
     async def follow(self, seen: int, seconds: float) -> StateChanges | None:
         """The changes after revision ``seen``, which the follower has; None after ``seconds``."""
         self._journal.taken(seen)
@@ -128,6 +136,7 @@ class FollowedState:
             missed=state.versions.missed,
             traffic=state.traffic,
             aborted=dict(state.versions.aborted),
+            rewound=state.rewound,
         )
 
     def watch_leases(self) -> None:

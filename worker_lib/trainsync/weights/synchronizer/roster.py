@@ -183,7 +183,7 @@ class Roster:
             InconsistentUploadError: one does.
         """
         for name, explorer in self.explorers.items():
-            other = explorer.version == version and explorer.digest != digest
+            other = explorer.version == version and explorer.digest not in (None, digest)
             if other and explorer.status != LOST:
                 raise InconsistentUploadError(
                     f"version {version} has digest {digest}, but explorer {name} already serves a "
@@ -251,6 +251,24 @@ class Roster:
         for name in self.behind(version):
             explorer = self.explorers[name]
             explorer.returning = explorer.sent < version
+
+    def rewind(self, step: int) -> None:
+        """Versions after that of ``step`` do not count any more: explorers take one anew.
+
+        An explorer that serves the version of ``step`` goes on; its bytes may be called by another
+        digest when they are published once more.
+        """
+        for explorer in self.explorers.values():
+            explorer.sent, explorer.refused = min(explorer.sent, step), -1
+            if explorer.version > step:
+                explorer.version, explorer.digest, explorer.sent = -1, None, -1
+            elif explorer.version == step:
+                explorer.digest = None
+
+    def forget_refusals(self) -> None:
+        """A version is published once more: it may be taken now."""
+        for explorer in self.explorers.values():
+            explorer.refused = -1
 
     def forget_ready(self) -> None:
         """The trainer listens elsewhere: no explorer is connected to it yet."""

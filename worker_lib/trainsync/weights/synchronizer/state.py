@@ -34,7 +34,13 @@ from trainsync.weights.synchronizer.roster import (
     check_status,
 )
 from trainsync.weights.transports.broadcast.link import TrainerEndpoint
-from trainsync.weights.versions import NCCL, Announcement, PartMeta, PublishedVersions
+from trainsync.weights.versions import (
+    NCCL,
+    Announcement,
+    PartMeta,
+    Published,
+    PublishedVersions,
+)
 
 LEASE_SECONDS = 30.0
 
@@ -55,6 +61,7 @@ class WeightsState:
         group: where the trainer broadcasts from; None before it has said so.
         clock: how long synchronisations take.
         traffic: bytes that explorers took.
+        rewound: how often training went on from an older step anew, and from which; see `rewind`.
     """
 
     def __init__(
@@ -66,6 +73,7 @@ class WeightsState:
         self.group: TrainerEndpoint | None = None
         self.clock = SyncClock()
         self.traffic = Traffic()
+        self.rewound: tuple[int, int] = (0, -1)
         self._rebuilt = rebuilt
 
     @property
@@ -79,6 +87,23 @@ class WeightsState:
         return self.roster.explorers
 
     # -- the trainer's side ---------------------------------------------------------------
+
+    def rewind(self, number: int, step: int) -> bool:
+        """The trainers were restarted in place and go on from ``step``: newer versions are no more.
+
+        The same call again, or one from before, changes nothing.
+
+        Args:
+            number: of the restart, from 1.
+        """
+        if number <= self.rewound[0]:
+            return False
+        self.rewound = (number, step)
+        self.versions.rewind(step)
+        self.roster.rewind(step)
+        self.clock.drop()
+        self.trainer_status = RUNNING
+        return True
 
     def upload(
         self,
@@ -111,7 +136,7 @@ class WeightsState:
         except InconsistentUploadError:
             self.versions.drop(version)
             raise
-        self.versions.publish(completed.published)
+        self._publish(completed.published)
         self.clock.begin(completed.started)
         self._note_duration(now)
         return True
@@ -131,7 +156,7 @@ class WeightsState:
         if not (announcement.again and self.versions.published == published):
             self.versions.check_announced(published)
             self.roster.check_served(version, published.meta.digest)
-            self.versions.publish(published)
+            self._publish(published)
             self.clock.begin(now - announcement.seconds)
         self._note_sent(announcement.sent)
         self._note_lost(announcement.lost)
@@ -219,6 +244,8 @@ class WeightsState:
             ExplorerReplacedError: another process lives under this id.
             StaleVersionError: it claims a version that never was.
         """
+        if serving is not None and self._is_lost(serving.version):
+            serving = None
         if serving is not None:
             self._believe(explorer, serving.version)
             meta = None if self.versions.published is None else self.versions.published.meta
@@ -265,7 +292,7 @@ class WeightsState:
         """
         known = self.roster.renew_lease(explorer, session, now)
         news = self.roster.note_ready(known, ready=ready)
-        if serving is None or serving.version <= known.version:
+        if serving is None or serving.version <= known.version or self._is_lost(serving.version):
             return news
         self.acknowledge(explorer, session, serving.version, serving.digest, now, serving.taken)
         return True
@@ -335,7 +362,7 @@ class WeightsState:
         """The explorer serves ``version`` from now on.
 
         An acknowledgement of a version that was replaced meanwhile is true and is taken; one that
-        goes back is not.
+        goes back is not. One of a version that is no more is passed over: the explorer is told.
 
         Args:
             taken: bytes that it took for the version, by way; they count once.
@@ -345,6 +372,8 @@ class WeightsState:
                 DigestMismatchError.
         """
         known = self.roster.renew_lease(explorer, session, now)
+        if self._is_lost(version):
+            return
         if version < known.version:
             raise StaleVersionError(
                 f"explorer {explorer} acknowledges version {version} after {known.version}"
@@ -363,6 +392,15 @@ class WeightsState:
         if version >= self.version:
             known.returning, known.cause = False, None
         self._note_duration(now)
+
+    def _publish(self, published: Published) -> None:
+        if self.versions.reopened:
+            self.roster.forget_refusals()
+        self.versions.publish(published)
+
+    def _is_lost(self, version: int) -> bool:
+        """Whether it was published before training went on from an older step."""
+        return self.rewound[0] > 0 and version > max(self.version, self.rewound[1])
 
     def _forgive(self, explorer: Explorer) -> None:
         """Do not wait for an explorer that came after the broadcast: it gets the next version."""

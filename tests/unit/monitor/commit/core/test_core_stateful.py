@@ -1,5 +1,6 @@
-"""Random orders, duplicates, losses, crashes at any phase, restarts, older attempts, readers, ranks
-without a monitor to ask, and monitors that are stopped anywhere while their successors work.
+"""Random orders, duplicates, losses, crashes at any phase, restarts (of the monitor, and of an
+attempt in place), older attempts, readers, ranks without a monitor to ask, and monitors that are
+stopped anywhere while their successors work.
 
 The machine records all writes and checks the monitor by the disk alone. More examples than a quick
 run has: ``TRAINSYNC_STATEFUL_EXAMPLES=2000``.
@@ -25,6 +26,7 @@ from trainsync.storage.errors import StepGoneError
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import DEFAULT_TTL_SECONDS, ReaderLease
 from trainsync.storage.saves import manifest, pointers, receipts
+from trainsync.storage.saves.manifest import Age
 
 from tests.unit.monitor.fleet import GATE, PHASES, CrashError, Fleet, Sleep
 from tests.unit.monitor.saves import (
@@ -75,7 +77,7 @@ class Monitored(RuleBasedStateMachine):
         self.pointed: dict[SaveKind, int] = {}
         self.may_commit: set[SaveOwner] = set()
         self.leases: dict[ReaderLease, float] = {}  # when its holder was heard of last
-        self.resumed: tuple[int, int] | None = None  # attempt and step
+        self.resumed: tuple[Age, int] | None = None  # of the owner, and the step
         self.seconds = 0.0
         self.fleet = Fleet(self.monitor)
 
@@ -118,9 +120,20 @@ class Monitored(RuleBasedStateMachine):
 
     @rule()
     def claim(self) -> None:
-        owner = SaveOwner(len(self.owners), f"incarnation{len(self.owners)}")
-        if len(self.owners) < 4 and self.call(lambda: self.core.claim(owner, "main", None)):
+        attempt = self.owner.attempt + 1 if self.owners else 0
+        owner = SaveOwner(attempt, f"incarnation{attempt}")
+        if len(self.owners) < 6 and self.call(lambda: self.core.claim(owner, "main", None)):
             self.may_commit.add(owner)  # beside the one before, whose complete saves come first
+            self.owners.append(owner)
+
+    @rule()
+    def restart_in_place(self) -> None:
+        before = self.owner
+        name = f"incarnation{before.attempt}r{before.restarts + 1}x00000000"
+        owner = SaveOwner(before.attempt, name)
+        if len(self.owners) < 6 and self.call(lambda: self.core.renew(before, name, "a test")):
+            assert self.call(lambda: self.core.renew(before, name, "the answer was lost"))
+            self.may_commit.add(owner)
             self.owners.append(owner)
 
     @rule()
@@ -257,7 +270,7 @@ class Monitored(RuleBasedStateMachine):
 
         if self.call(ask) and answers[0] is not None:
             assert (CHECKPOINT, answers[0]) in self.manifests
-            self.resumed = (self.owner.attempt, answers[0])
+            self.resumed = (self.owner.age, answers[0])
 
     @rule(phase=st.sampled_from(PHASES))
     def crash_soon(self, phase: str) -> None:
@@ -294,7 +307,7 @@ class Monitored(RuleBasedStateMachine):
             return
         old, before = monitor.core, on_disk(self.root)
         who = ParticipantRef(component="model", rank=0)
-        newer = SaveOwner(len(self.owners), "zzzzzzzz")
+        newer = SaveOwner(self.owner.attempt + 1, "zzzzzzzz")
         calls = (
             lambda: old.saves.register(self.owner, request(step, kind, RANKS)),
             lambda: old.saves.receipt_hint(
@@ -388,7 +401,7 @@ class Monitored(RuleBasedStateMachine):
                     self.newest[kind] = max(step, self.newest.get(kind, step))
                 elif (before := self.manifests[kind, step]) != owner:
                     assert kind is STATE_DICT
-                    assert owner.attempt > before.attempt
+                    assert owner.age > before.age
                     assert owner in self.may_commit
                     assert step not in self.held(), "replaced under its reader"
                 found[kind, step] = owner
@@ -406,9 +419,9 @@ class Monitored(RuleBasedStateMachine):
         assert self.held() <= steps
         if self.resumed is None:
             return
-        attempt, step = self.resumed
+        age, step = self.resumed
         newer = any(
-            kind is CHECKPOINT and at > step and owner.attempt >= attempt
+            kind is CHECKPOINT and at > step and owner.age >= age
             for (kind, at), owner in self.manifests.items()
         )
         if newer:

@@ -61,6 +61,8 @@ class FrameHandler:
 
     Attributes:
         refused: the version offered last, if the model does not take it, and what differs.
+        sender: secret of the trainer that sent what is served. Versions of another one of the same
+            attempt count anew: it may have gone on from an older step.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class FrameHandler:
         self._trouble = ""
         self._also: Mapping[str, Sequence[str]] = {}
         self.refused: tuple[int, SchemaMismatchError] | None = None
+        self.sender = ""
 
     @property
     def schema_digest(self) -> str | None:
@@ -141,9 +144,10 @@ class FrameHandler:
         seen: Frame = {}
         try:
             if kind == "prepare":
-                seen = self._prepare(attempt, frame)
+                seen = self._prepare(listener.token, attempt, frame)
             else:
                 self._flip(attempt, frame)
+                self.sender = listener.token
         except (WeightsError, MemoryError, RuntimeError) as error:  # torch's own "no memory"
             cause = str(error) or type(error).__name__
             self._tell(cause)
@@ -163,7 +167,7 @@ class FrameHandler:
         finally:  # the new version is served, whether or not the trainer hears of it
             self._follow_up()
 
-    def _prepare(self, attempt: int, frame: Frame) -> Frame:
+    def _prepare(self, sender: str, attempt: int, frame: Frame) -> Frame:
         """Make ready for a version; returns the transports that can bring it.
 
         ``group``: whether the process group can; ``memory``: the proof that the trainer's shared
@@ -171,7 +175,8 @@ class FrameHandler:
         """
         served = self._sets.served
         offered = (attempt, int(frame["version"]))
-        if served is not None and offered <= (served.attempt, served.version):
+        anew = served is not None and served.attempt == attempt and self.sender != sender
+        if served is not None and not anew and offered <= (served.attempt, served.version):
             raise StaleVersionError(
                 f"version {offered[1]} of attempt {offered[0]} is offered after version "
                 f"{served.version} of attempt {served.attempt}"

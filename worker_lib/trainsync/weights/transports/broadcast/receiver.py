@@ -304,11 +304,14 @@ class WeightReceiver(WeightSource):
     def _greet(self, link: Link, endpoint: TrainerEndpoint, port: int) -> int | None:
         """Introduce this explorer; the trainer's attempt, None if it is older than the last."""
         served = self._sets.served
+        # Of another trainer of the attempt, whose versions count anew.
+        former = served is not None and self._receiving.sender != endpoint.token
+        former &= served is not None and served.attempt == endpoint.attempt
         hello = {
             "name": self.name,
             "seen_attempt": self._seen_attempt,
             "attempt": -1 if served is None else served.attempt,
-            "version": -1 if served is None else served.version,
+            "version": -1 if served is None or former else served.version,
             "schema": self._receiving.schema_digest,
             "started": self._started,
             "port": port,

@@ -1,0 +1,110 @@
+"""`WeightsState` after trainers were restarted in place: newer versions are no more."""
+
+import pytest
+from trainsync.weights.errors import StaleVersionError
+from trainsync.weights.synchronizer.failover_state import FailoverState, StateChanges, rebuild
+from trainsync.weights.synchronizer.roster import RUNNING, STOPPED, Serving
+from trainsync.weights.synchronizer.state import WeightsState
+from trainsync.weights.versions import HeldPart, PartMeta
+
+
+def part(digest: str = "d") -> PartMeta:
+    return PartMeta(0, 1, 10, digest, b"[]")
+
+
+def publish(state: WeightsState, version: int, digest: str = "d", payload: str = "ref") -> str:
+    assert state.upload(version, part(digest), payload, 0.0)
+    assert state.versions.published is not None
+    return state.versions.published.meta.digest
+
+
+def serving(version: int) -> WeightsState:
+    """A state with this version, which an explorer serves."""
+    state = WeightsState()
+    state.register("a", "process", 0.0)
+    digest = publish(state, version)
+    state.acknowledge("a", "process", version, digest, 0.0)
+    return state
+
+
+def test_versions_of_lost_steps_are_published_again_and_taken_again() -> None:
+    state = serving(13)
+    assert state.rewind(1, 10)
+    assert state.versions.published is None
+    assert state.explorers["a"].version == -1
+    with pytest.raises(StaleVersionError):
+        state.upload(9, part(), "ref", 0.0)
+    for version in (10, 11, 12, 13):
+        digest = publish(state, version, f"new{version}")
+        state.acknowledge("a", "process", version, digest, 0.0)
+        assert state.explorers["a"].version == version
+
+
+def test_what_an_explorer_still_says_of_a_lost_version_is_passed_over() -> None:
+    state = serving(13)
+    state.rewind(1, 10)
+    lost = Serving(13, "d13")
+    state.renew("a", "process", 1.0, lost)
+    state.acknowledge("a", "process", 13, "d13", 1.0)
+    assert state.explorers["a"].version == -1
+    publish(state, 10)
+    state.rejoin("a", "process", lost, 1.0)
+    assert state.explorers["a"].version == -1
+    publish(state, 11)
+    state.renew("a", "process", 1.0, lost)
+    assert state.explorers["a"].version == -1
+
+
+def test_an_explorer_that_serves_the_step_goes_on_and_may_be_sent_it_once_more() -> None:
+    state = serving(10)
+    assert state.rewind(1, 10)
+    assert state.version == 10
+    assert state.explorers["a"].version == 10
+    publish(state, 10, "called otherwise", "other bytes")
+    assert state.versions.published is not None
+    assert state.versions.published.payloads == ("other bytes",)
+    with pytest.raises(StaleVersionError):
+        state.upload(10, part(), "a third time", 0.0)
+
+
+def test_an_older_version_stays_with_those_that_have_it() -> None:
+    state = serving(8)
+    state.rewind(1, 10)
+    assert (state.version, state.explorers["a"].version) == (8, 8)
+    with pytest.raises(StaleVersionError):
+        state.upload(8, part(), "ref", 0.0)
+    publish(state, 10)
+
+
+def test_the_same_restart_again_changes_nothing() -> None:
+    state = serving(13)
+    state.set_trainer_status(STOPPED)
+    assert state.rewind(1, 10)
+    assert state.trainer_status == RUNNING
+    publish(state, 11)
+    assert not state.rewind(1, 10)
+    assert state.version == 11
+
+
+def test_a_state_that_is_rebuilt_after_a_restart_remembers_it() -> None:
+    state = serving(13)
+    kept = FailoverState(-1)
+    kept.apply(changes(state, 1, 13))
+    state.rewind(1, 10)
+    publish(state, 10, payload="new")
+    kept.apply(changes(state, 2, 10))
+    again = rebuild(kept.remembered(), 30.0, 0.0)
+    assert again.version == 10
+    assert again.versions.published is not None
+    assert again.versions.published.payloads == ("new",)
+    again.renew("a", "process", 1.0, Serving(13, "d13"))
+    assert again.explorers["a"].version == -1
+    assert not again.rewind(1, 10)
+
+
+def changes(state: WeightsState, revision: int, version: int) -> StateChanges:
+    assert state.versions.published is not None
+    held = HeldPart(version, part(), state.versions.published.payloads[0])
+    return StateChanges(
+        revision, (held,), dict(state.explorers), state.trainer_status, rewound=state.rewound
+    )
