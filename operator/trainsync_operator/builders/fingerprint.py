@@ -36,15 +36,16 @@ def of_pods(spec: TrainingRunSpec, cluster: Cluster) -> str:
     apart: Any = {"name": True, "entrypoint": True, "runtime_env_yaml": True}
     counts = ("replicas", "min_replicas", "max_replicas")
     apart["groups"] = {"__all__": dict.fromkeys(counts, True)}
-    return _text(
-        {
-            f"spec.clusters[{cluster.name}]": _digest(cluster, exclude=apart),
-            "spec.sync": _digest(spec.sync),
-            "spec.checkpoint": _digest(
-                spec.checkpoint, include={"interval", "memory", "save_strategy"}
-            ),
-        }
-    )
+    parts = {
+        f"spec.clusters[{cluster.name}]": _digest(cluster, exclude=apart),
+        "spec.sync": _digest(spec.sync),
+        "spec.checkpoint": _digest(
+            spec.checkpoint, include={"interval", "memory", "save_strategy"}
+        ),
+    }
+    if (store := spec.checkpoint.storage.object_store) is not None:
+        parts["spec.checkpoint.storage.objectStore"] = _digest(store)
+    return _text(parts)
 
 
 def of_job(cluster: Cluster) -> str:

@@ -5,7 +5,7 @@ from typing import Any, Final
 from trainsync.api import env, names
 from trainsync.api.mirror import Mirror
 
-from trainsync_operator.builders import node_loss
+from trainsync_operator.builders import bucket, node_loss
 from trainsync_operator.builders.service import MONITOR_COMPONENT
 from trainsync_operator.builders.target import Target, child
 from trainsync_operator.kube.kinds import DEPLOYMENT
@@ -14,18 +14,7 @@ _DEFAULT_RESOURCES: Final = {
     "requests": {"cpu": "100m", "memory": "128Mi"},
     "limits": {"memory": "512Mi"},
 }
-# What a mirror's Secret may have, by the scheme of the URL: no other key reaches the process.
-CREDENTIALS: Final = {
-    "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
-    "gs": ("GOOGLE_SERVICE_ACCOUNT_KEY",),
-    "az": (
-        "AZURE_STORAGE_ACCOUNT_NAME",
-        "AZURE_STORAGE_ACCOUNT_KEY",
-        "AZURE_CLIENT_ID",
-        "AZURE_TENANT_ID",
-        "AZURE_CLIENT_SECRET",
-    ),
-}
+_CHECKPOINT_MOUNT: Final = {"name": "checkpoints", "mountPath": names.CHECKPOINT_MOUNT}
 
 
 def _environment(target: Target) -> list[dict[str, Any]]:
@@ -48,8 +37,9 @@ def _environment(target: Target) -> list[dict[str, Any]]:
     if mirror is not None:
         variables |= _of_mirror(mirror)
     entries: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in variables.items()]
+    entries += bucket.of_run(target)
     if mirror is not None:
-        entries += _credentials(mirror)
+        entries += bucket.credentials(mirror, mirror.credentials)
     source = {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}
     return [*entries, {"name": env.POD_NAME, "valueFrom": source}]
 
@@ -64,20 +54,6 @@ def _of_mirror(mirror: Mirror) -> dict[str, str]:
         env.MIRROR_KEEP_EVERY: None if mirror.keep_every is None else str(mirror.keep_every),
     }
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _credentials(mirror: Mirror) -> list[dict[str, Any]]:
-    """Keys of the Secret, which the kubelet reads: the operator has no right to."""
-    if mirror.credentials is None:
-        return []
-    secret = mirror.credentials.secret_ref.name
-    return [
-        {
-            "name": key,
-            "valueFrom": {"secretKeyRef": {"name": secret, "key": key, "optional": True}},
-        }
-        for key in CREDENTIALS[mirror.url.partition(":")[0]]
-    ]
 
 
 def _probe(path: str, period: int, failures: int) -> dict[str, Any]:
@@ -110,7 +86,7 @@ def _container(target: Target) -> dict[str, Any]:
             "capabilities": {"drop": ["ALL"]},
         },
         "volumeMounts": [
-            {"name": "checkpoints", "mountPath": names.CHECKPOINT_MOUNT},
+            *([] if target.claim_name is None else [dict(_CHECKPOINT_MOUNT)]),
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 -- the pod's own emptyDir
         ],
     }
@@ -139,14 +115,11 @@ def build(target: Target, replicas: int = 1) -> dict[str, Any]:
         # The Lease keeps the one on a lost node and the next from committing both.
         "tolerations": node_loss.tolerations(),
         "containers": [_container(target)],
-        "volumes": [
-            {
-                "name": "checkpoints",
-                "persistentVolumeClaim": {"claimName": target.claim_name},
-            },
-            {"name": "tmp", "emptyDir": {}},
-        ],
+        "volumes": [{"name": "tmp", "emptyDir": {}}],
     }
+    if target.claim_name is not None:
+        claim = {"claimName": target.claim_name}
+        pod["volumes"].insert(0, {"name": "checkpoints", "persistentVolumeClaim": claim})
     if target.monitor.pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in target.monitor.pull_secrets]
     spec = {

@@ -1,4 +1,4 @@
-"""Adds identity, checkpoint volume and token to the pod templates of Ray pods."""
+"""Adds identity, checkpoint storage and token to the pod templates of Ray pods."""
 
 import copy
 from typing import Any, Final
@@ -6,7 +6,7 @@ from typing import Any, Final
 from trainsync.api import env, names
 from trainsync.api.spec import Cluster, Group, Role
 
-from trainsync_operator.builders import node_loss, queue
+from trainsync_operator.builders import bucket, node_loss, queue
 from trainsync_operator.builders.target import Target
 
 _CHECKPOINT_VOLUME: Final = "trainsync-checkpoints"
@@ -82,23 +82,22 @@ def replace_named(
     return [entry for entry in entries if entry.get(key) not in taken] + ours
 
 
-RUN_MOUNTS: Final[list[dict[str, Any]]] = [
-    {"name": _CHECKPOINT_VOLUME, "mountPath": names.CHECKPOINT_MOUNT},
-    {"name": _TOKEN_VOLUME, "mountPath": names.TOKEN_DIRECTORY, "readOnly": True},
-]
-"""Mounts of `run_volumes`."""
+def run_mounts(target: Target) -> list[dict[str, Any]]:
+    """Mounts of `run_volumes`."""
+    token = {"name": _TOKEN_VOLUME, "mountPath": names.TOKEN_DIRECTORY, "readOnly": True}
+    if target.claim_name is None:
+        return [token]
+    return [{"name": _CHECKPOINT_VOLUME, "mountPath": names.CHECKPOINT_MOUNT}, token]
 
 
 def run_volumes(target: Target, audience: str) -> list[dict[str, Any]]:
-    """The run's checkpoints, and a token of the pod for the monitor."""
-    token = {"audience": audience, "expirationSeconds": _TOKEN_SECONDS, "path": "token"}
-    return [
-        {
-            "name": _CHECKPOINT_VOLUME,
-            "persistentVolumeClaim": {"claimName": target.claim_name},
-        },
-        {"name": _TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": token}]}},
-    ]
+    """The run's checkpoints, unless a bucket has them, and a token of the pod for the monitor."""
+    source = {"audience": audience, "expirationSeconds": _TOKEN_SECONDS, "path": "token"}
+    token = {"name": _TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": source}]}}
+    if target.claim_name is None:
+        return [token]
+    claim = {"claimName": target.claim_name}
+    return [{"name": _CHECKPOINT_VOLUME, "persistentVolumeClaim": claim}, token]
 
 
 def share_group(spec: dict[str, Any]) -> None:
@@ -160,12 +159,12 @@ def inject(
     environment = _environment(target, cluster, group)
     variables: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in environment.items()]
     node = {"fieldRef": {"apiVersion": "v1", "fieldPath": "spec.nodeName"}}
-    variables.append({"name": env.NODE_NAME, "valueFrom": node})
+    variables += [{"name": env.NODE_NAME, "valueFrom": node}, *bucket.of_run(target)]
     defaults = [_RAY_DEFAULT, *_tracker_defaults(target)]
     own = replace_named(defaults, first.get("env") or [], "name")
     first["env"] = replace_named(own, variables, "name")
     own_mounts = first.get("volumeMounts") or []
-    first["volumeMounts"] = replace_named(own_mounts, RUN_MOUNTS, "mountPath")
+    first["volumeMounts"] = replace_named(own_mounts, run_mounts(target), "mountPath")
 
     audience = names.token_audience(target.run.uid, target.cluster_attempt)
     volumes = run_volumes(target, audience)

@@ -10,13 +10,13 @@ from trainsync_operator.kube.objects import Object
 
 
 def build(target: Target, live: Object | None = None) -> dict[str, Any] | None:
-    """The claim; None when the run uses one that exists.
+    """The claim; None when the run uses one that exists, or a bucket.
 
     A claim that is there (``live``) keeps its spec: nothing in a spec can change but the size, and
     an administrator may have grown the volume, which never shrinks.
     """
     template = target.run.spec.checkpoint.storage.volume_claim_template
-    if template is None:
+    if template is None or target.claim_name is None:
         return None
     spec: dict[str, Any] = {
         "accessModes": [str(mode) for mode in template.access_modes],

@@ -39,14 +39,20 @@ class Target:
     monitor: MonitorSettings
 
     @property
-    def claim_name(self) -> str:
-        """The PersistentVolumeClaim that holds the run's checkpoints."""
-        existing = self.run.spec.checkpoint.storage.persistent_volume_claim
+    def claim_name(self) -> str | None:
+        """The PersistentVolumeClaim that holds the run's checkpoints; None: a bucket does."""
+        storage = self.run.spec.checkpoint.storage
+        if storage.object_store is not None:
+            return None
+        existing = storage.persistent_volume_claim
         return existing.claim_name if existing else names.claim_name(self.run.name)
 
     @property
     def checkpoint_directory(self) -> str:
-        """The run's directory as its pods see it."""
+        """The run's directory as its pods see it, or the URL of its bucket."""
+        store = self.run.spec.checkpoint.storage.object_store
+        if store is not None:
+            return store.url
         path = self.run.spec.checkpoint.path or self.run.name
         return f"{names.CHECKPOINT_MOUNT}/{path}"
 

@@ -225,7 +225,7 @@ def _children(
         SpecError: a child cannot be built from the spec.
     """
     run = target.run
-    there = observed.live.get((CLAIM, target.claim_name))
+    there = observed.live.get((CLAIM, target.claim_name or ""))
     claim = pvc.build(target, there)
     # That of a run that has finished may be deleted, and is not made anew.
     kept = there is not None and not objects.being_deleted(there)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from trainsync.api import names
+from trainsync.api.bucket import CREDENTIALS
 from trainsync.api.env import (
     ATTEMPT,
     CHECKPOINT_DIR,
@@ -31,7 +32,6 @@ from trainsync_operator.builders import (
     rayjob,
     service,
 )
-from trainsync_operator.builders.monitor_deployment import CREDENTIALS
 from trainsync_operator.builders.target import MonitorSettings, Target
 from trainsync_operator.kube.kinds import CLUSTER_ROLE, ROLE
 from trainsync_operator.rbac import MONITOR_RULES, RUN_RULES, bind_rule
@@ -205,6 +205,54 @@ def test_without_credentials_a_mirror_has_the_identity_of_the_monitor() -> None:
     names = [entry["name"] for entry in monitor_pod(chosen)["containers"][0]["env"]]
     assert "TRAINSYNC_MIRROR_URL" in names
     assert not set(names) & {key for keys in CREDENTIALS.values() for key in keys}
+
+
+def in_bucket(**more: Any) -> dict[str, Any]:
+    """A spec whose checkpoints are in a bucket."""
+    store = {"url": "s3://bucket/run", **more}
+    return spec(checkpoint={"storage": {"objectStore": store}})
+
+
+def test_a_run_in_a_bucket_has_no_volume_and_every_pod_is_told_the_place() -> None:
+    chosen = in_bucket(endpoint="http://s3:7070", region="eu", allowHttp=True)
+    assert pvc.build(target(chosen)) is None
+    cluster = built_cluster(chosen)
+    workers = [group["template"]["spec"] for group in cluster["spec"]["workerGroupSpecs"]]
+    head = cluster["spec"]["headGroupSpec"]["template"]["spec"]
+    for pod in (monitor_pod(chosen), head, *workers):
+        variables = {entry["name"]: entry.get("value") for entry in pod["containers"][0]["env"]}
+        assert variables["TRAINSYNC_CHECKPOINT_DIR"] == "s3://bucket/run"
+        assert variables["TRAINSYNC_STORE_ENDPOINT"] == "http://s3:7070"
+        assert variables["TRAINSYNC_STORE_REGION"] == "eu"
+        assert variables["TRAINSYNC_STORE_ALLOW_HTTP"] == "true"
+        assert not [volume for volume in pod["volumes"] if "persistentVolumeClaim" in volume]
+        mounts = {mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+        assert "/trainsync/checkpoints" not in mounts
+    assert "TRAINSYNC_STORE_ENDPOINT" not in env_of(trainer_pod(built_cluster()))
+
+
+def test_keys_of_the_buckets_secret_are_named_and_never_written_into_a_pod() -> None:
+    chosen = in_bucket(credentials={"secretRef": {"name": "bucket-keys"}})
+    for pod in (monitor_pod(chosen), trainer_pod(built_cluster(chosen))):
+        keys = [e for e in pod["containers"][0]["env"] if "TRAINSYNC_STORE_AWS" in e["name"]]
+        assert [key["name"].removeprefix("TRAINSYNC_STORE_") for key in keys] == list(
+            CREDENTIALS["s3"]
+        )
+        references = [key["valueFrom"]["secretKeyRef"] for key in keys]
+        assert [one["key"] for one in references] == list(CREDENTIALS["s3"])
+        assert all(one["name"] == "bucket-keys" and one["optional"] for one in references)
+        assert not any("value" in key for key in keys)
+
+
+def test_the_bucket_is_of_what_pods_are_made_from_and_claims_are_as_before() -> None:
+    def made(chosen: dict[str, Any]) -> str:
+        run = make_run(chosen)
+        return fingerprint.of_pods(run.spec, run.spec.clusters[0])
+
+    assert fingerprint.edited(made(in_bucket()), made(in_bucket(region="eu"))) == [
+        "spec.checkpoint.storage.objectStore"
+    ]
+    assert "objectStore" not in made(spec())
 
 
 def test_memory_of_checkpoints_is_an_edit_of_the_pods_and_a_mirror_is_none() -> None:

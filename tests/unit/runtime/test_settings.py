@@ -200,6 +200,15 @@ def test_what_a_store_cannot_do_is_refused(more: dict[str, str], match: str) -> 
     assert "word" not in str(refused.value)
 
 
-def test_a_training_runs_checkpoints_are_on_its_volume() -> None:
-    with pytest.raises(SettingsError, match="expected a directory on the volume"):
-        read_settings(CLUSTER | {"TRAINSYNC_CHECKPOINT_DIR": "s3://bucket/runs/a"})
+def test_a_training_runs_checkpoints_may_be_in_a_bucket() -> None:
+    url = "s3://bucket/runs/a"
+    in_bucket = CLUSTER | {"TRAINSYNC_CHECKPOINT_DIR": url}
+    with pytest.raises(SettingsError, match="it is for runs on a volume"):
+        read_settings(in_bucket)  # keeps shards in memory
+    in_bucket = {k: v for k, v in in_bucket.items() if "CHECKPOINT_MEMORY" not in k}
+    settings = read_settings(in_bucket)
+    assert (settings.store, settings.is_local) == (url, False)
+    there = read_settings(settings.environment() | {"TRAINSYNC_ATTEMPT": "0"})
+    assert (there.store, there.directory) == (settings.store, settings.directory)
+    with pytest.raises(SettingsError, match="whose explorers read a volume"):
+        read_settings(in_bucket | {"TRAINSYNC_SYNC_METHOD": "checkpoint"})

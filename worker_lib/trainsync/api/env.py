@@ -26,7 +26,7 @@ RANK: Final = "TRAINSYNC_RANK"
 WORLD_SIZE: Final = "TRAINSYNC_WORLD_SIZE"
 MONITOR_URL: Final = "TRAINSYNC_MONITOR_URL"
 TOKEN_FILE: Final = "TRAINSYNC_TOKEN_FILE"
-# The run's directory: the mount point joined with spec.checkpoint.path.
+# The run's directory: the mount point joined with spec.checkpoint.path; or the URL of its bucket.
 CHECKPOINT_DIR: Final = "TRAINSYNC_CHECKPOINT_DIR"
 CHECKPOINT_INTERVAL: Final = "TRAINSYNC_CHECKPOINT_INTERVAL"
 CHECKPOINT_MAX_TO_KEEP: Final = "TRAINSYNC_CHECKPOINT_MAX_TO_KEEP"
@@ -38,6 +38,13 @@ CHECKPOINT_SAVE_TIMEOUT: Final = "TRAINSYNC_CHECKPOINT_SAVE_TIMEOUT_SECONDS"
 CHECKPOINT_MEMORY: Final = "TRAINSYNC_CHECKPOINT_MEMORY"
 CHECKPOINT_MEMORY_DIR: Final = "TRAINSYNC_CHECKPOINT_MEMORY_DIR"
 CHECKPOINT_MEMORY_COPIES: Final = "TRAINSYNC_CHECKPOINT_MEMORY_COPIES"
+# Of spec.checkpoint.storage.objectStore, whose URL is CHECKPOINT_DIR: names of our own, so that
+# other stores that a training reads keep the clouds' variables. Each key of the Secret comes with
+# the prefix, such as TRAINSYNC_STORE_AWS_ACCESS_KEY_ID.
+STORE_ENDPOINT: Final = "TRAINSYNC_STORE_ENDPOINT"
+STORE_REGION: Final = "TRAINSYNC_STORE_REGION"
+STORE_ALLOW_HTTP: Final = "TRAINSYNC_STORE_ALLOW_HTTP"
+STORE_CREDENTIAL_PREFIX: Final = "TRAINSYNC_STORE_"
 # Of spec.checkpoint.mirror, for the monitor.
 MIRROR_URL: Final = "TRAINSYNC_MIRROR_URL"
 MIRROR_ENDPOINT: Final = "TRAINSYNC_MIRROR_ENDPOINT"

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from trainsync.api.base import DnsLabel, Model
+from trainsync.api.bucket import BucketCredentials, BucketPlace
 from trainsync.api.failure_policy import FailurePolicy
 from trainsync.api.mirror import Mirror
 from trainsync.api.names import MANAGER_PATTERN
@@ -257,11 +258,24 @@ class VolumeClaimTemplate(Model):
     )
 
 
+class ObjectStore(BucketPlace):
+    """A bucket that the run saves straight into, with no volume; it outlives the run."""
+
+    credentials: BucketCredentials | None = Field(
+        default=None,
+        description=(
+            "The identities of the monitor's ServiceAccount (RUN-monitor) and of the Ray pods' "
+            "when absent."
+        ),
+    )
+
+
 class Storage(Model):
-    """Where checkpoints are kept: exactly one of the two."""
+    """Where checkpoints are kept: exactly one of the three."""
 
     persistent_volume_claim: ExistingClaim | None = None
     volume_claim_template: VolumeClaimTemplate | None = None
+    object_store: ObjectStore | None = None
 
 
 SAVE_DEADLINE_SECONDS: Final = 1800

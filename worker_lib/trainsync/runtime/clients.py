@@ -17,7 +17,7 @@ from trainsync.runtime.settings import RunSettings
 from trainsync.storage.errors import LockTimeoutError
 from trainsync.storage.hosting import Hosting
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.objects.opening import open_store
+from trainsync.storage.objects.of_run import open_run_store
 from trainsync.storage.saves.claims import next_attempt
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _open_in_store(settings: RunSettings, store: str, *, hosting: bool) -> Monit
     from trainsync.monitor.client.store import StoreMonitorClient, StoreRankClient
 
     assert settings.attempt is not None and settings.incarnation is not None
-    bucket = open_store(store)
+    bucket = open_run_store(store)
     if not hosting:
         return StoreRankClient(
             bucket,
@@ -143,5 +143,5 @@ def next_local_attempt(settings: RunSettings) -> int:
     if settings.store is not None:
         from trainsync.monitor.client.store import next_attempt as next_in_store
 
-        return next_in_store(open_store(settings.store), settings.uid)
+        return next_in_store(open_run_store(settings.store), settings.uid)
     return next_attempt(RunDirectory(settings.directory), settings.uid)

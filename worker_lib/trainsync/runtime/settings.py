@@ -281,6 +281,10 @@ def _cluster(environ: Mapping[str, str]) -> RunSettings:
     attempt = _number(environ, env.ATTEMPT, least=0)
     if attempt is None:
         raise SettingsError(f"{env.ATTEMPT} is not set; the operator sets it in every pod and job")
+    place, store = _place(_required(environ, env.CHECKPOINT_DIR))
+    checkpoint, sync = _checkpoint(environ), _sync(environ)
+    if store is not None:
+        _check_for_store(store, checkpoint, sync)
     return RunSettings(
         run=_required(environ, env.RUN_NAME),
         namespace=_required(environ, env.RUN_NAMESPACE),
@@ -288,23 +292,15 @@ def _cluster(environ: Mapping[str, str]) -> RunSettings:
         cluster=_required(environ, env.CLUSTER),
         attempt=attempt,
         incarnation=environ.get(env.INCARNATION),
-        directory=_directory(_required(environ, env.CHECKPOINT_DIR)),
+        directory=place,
         monitor_url=_required(environ, env.MONITOR_URL),
         token_file=Path(token) if token else None,
-        checkpoint=_checkpoint(environ),
-        sync=_sync(environ),
+        checkpoint=checkpoint,
+        sync=sync,
         trainer_cluster=environ.get(env.TRAINER_CLUSTER),
         servers=read_servers(environ),
+        store=store,
     )
-
-
-def _directory(text: str) -> Path:
-    if is_url(text):
-        raise SettingsError(
-            f"{env.CHECKPOINT_DIR} is the URL of a store, which is for local runs: expected a "
-            "directory on the volume of the TrainingRun"
-        )
-    return Path(text)
 
 
 def _checkpoint(environ: Mapping[str, str]) -> CheckpointSettings:

@@ -7,8 +7,8 @@ from trainsync.api import env, names
 from trainsync.api.servers import Engine, ProofPolicy, Server
 
 from trainsync_operator.builders.pod_template import (
-    RUN_MOUNTS,
     replace_named,
+    run_mounts,
     run_volumes,
     share_group,
 )
@@ -96,7 +96,7 @@ def _agent(
     target: Target, server: Server, beside: dict[str, Any], given: dict[str, Any]
 ) -> dict[str, Any]:
     """The agent's container; ``given`` is the user's part of it."""
-    mounts = [*RUN_MOUNTS, _MEMORY_MOUNT]
+    mounts = [*run_mounts(target), _MEMORY_MOUNT]
     own = beside.get("securityContext") or {}
     security = {
         "allowPrivilegeEscalation": False,

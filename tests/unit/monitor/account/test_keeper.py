@@ -13,7 +13,7 @@ from trainsync.api.protocol import ProgressReport
 from trainsync.api.spec import Role
 from trainsync.api.status import RolePods
 from trainsync.monitor import errors
-from trainsync.monitor.account import keeper
+from trainsync.monitor.account import keeper, places
 from trainsync.monitor.account.keeper import WRITE_SECONDS
 from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
@@ -300,21 +300,21 @@ def test_an_account_that_is_refused_holds_up_no_commit_and_is_read_when_it_can_b
     go(10.0)
     report(core, 1, 10.0)
     core.tick()
-    read = keeper.records.read
+    read = places.records.read_regular
 
-    def refuse(record: Any, path: Path) -> Any:
+    def refuse(path: Path) -> bytes:
         if path.name == "ACCOUNT.json":
             raise OSError(5, "Input/output error")
-        return read(record, path)
+        return read(path)
 
-    monkeypatch.setattr(keeper.records, "read", refuse)
+    monkeypatch.setattr(places.records, "read_regular", refuse)
     again = start()
     again.see_pods(PODS, "Running")
     again.tick()
     assert again.ready
     assert classes(again) == {}
     assert "Input/output error" in caplog.text
-    monkeypatch.setattr(keeper.records, "read", read)
+    monkeypatch.setattr(places.records, "read_regular", read)
     go(WRITE_SECONDS)
     again.tick()
     assert classes(again) == {"train": 40}

@@ -321,10 +321,18 @@ def test_settings_of_a_mirror_are_those_that_the_operator_sets() -> None:
     assert settings.from_environment({**GOOD, **more}).mirror == wanted
 
 
+def test_a_url_in_the_place_of_a_directory_is_the_runs_bucket() -> None:
+    plain = settings.from_environment(GOOD)
+    assert (plain.directory is not None, plain.store) == (True, None)
+    found = settings.from_environment({**GOOD, env.CHECKPOINT_DIR: "s3://bucket/runs/a/"})
+    assert (found.directory, found.store) == (None, "s3://bucket/runs/a")
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {env.RUN_UID: ""},
+        {env.CHECKPOINT_DIR: "s3://"},
         {env.CHECKPOINT_MAX_TO_KEEP: "0"},
         {env.CHECKPOINT_MAX_TO_KEEP: "many"},
         {env.CHECKPOINT_VERIFY: "hope"},

@@ -10,11 +10,11 @@ from typing import Final
 from trainsync.api.failure_policy import MESSAGE_PATTERN
 from trainsync.api.names import (
     AGENT_PORT,
+    BUCKET_URL_PATTERN,
     ENDPOINT_PATTERN,
     MANAGER_PATTERN,
     MAX_RUN_AND_CLUSTER_NAME,
     MAX_RUN_AND_SERVER_NAME,
-    MIRROR_URL_PATTERN,
 )
 from trainsync.api.quantities import MEMORY_PATTERN, SIZE_PATTERN
 
@@ -61,6 +61,25 @@ def _same(source: str, *fields: str) -> str:
     return f"has({mine}) == has({old}) && (!has({mine}) || ({same}))"
 
 
+def _of_bucket(path: str) -> list[Rule]:
+    """The rules of a place in object storage."""
+    return [
+        Rule(
+            "!has(self.endpoint) || self.allowHttp || self.endpoint.startsWith('https://')",
+            f"{path}.endpoint is plain http, where others can read and change what"
+            " goes by: give an https:// one, or set allowHttp",
+        ),
+        Rule(
+            "!has(self.endpoint) || !self.url.startsWith('gs://')",
+            f"{path}.endpoint is for s3:// and az:// alone: remove it",
+        ),
+        Rule(
+            "!has(self.region) || self.url.startsWith('s3://')",
+            f"{path}.region is for s3:// alone: remove it",
+        ),
+    ]
+
+
 _TRAINERS = "c.groups.exists(g, g.role == 'Trainer')"
 _EXPLORERS = "c.groups.exists(g, g.role == 'Explorer')"
 _EXPLORER_GROUPS = "self.clusters.map(c, c.groups.filter(g, g.role == 'Explorer').size()).sum()"
@@ -76,7 +95,7 @@ PATTERN_MESSAGES: Final = {
         "must be text with '.', '.*', '|', '^', '$', classes such as [a-z] and escapes such as \\d"
         " and \\.; groups and other repetitions are refused, because matching must be quick"
     ),
-    MIRROR_URL_PATTERN: (
+    BUCKET_URL_PATTERN: (
         "must be s3://bucket/prefix, gs://bucket/prefix or az://container/prefix, without"
         " credentials"
     ),
@@ -142,6 +161,17 @@ RULES: Final[dict[str, list[Rule]]] = {
             " that, or remove the servers",
         ),
         Rule(
+            "!has(self.checkpoint.storage.objectStore) || self.sync.method != 'checkpoint'",
+            "spec.sync.method checkpoint reads weights from a volume, and"
+            " spec.checkpoint.storage.objectStore has none: choose memory or nccl, or keep the"
+            " checkpoints on a volume",
+        ),
+        Rule(
+            "!has(self.checkpoint.storage.objectStore) || !has(self.resumeFrom)",
+            "spec.resumeFrom sets later steps aside on a volume, and"
+            " spec.checkpoint.storage.objectStore has none: remove it",
+        ),
+        Rule(
             "!has(self.sync.bucketSize) || self.sync.method == 'nccl'",
             "spec.sync.bucketSize is for spec.sync.method nccl alone: remove it with any other",
         ),
@@ -201,21 +231,8 @@ RULES: Final[dict[str, list[Rule]]] = {
             "spec.checkpoint.memory.budget must be a quantity of at least 1Mi, such as 64Gi",
         ),
     ],
-    "spec.checkpoint.mirror": [
-        Rule(
-            "!has(self.endpoint) || self.allowHttp || self.endpoint.startsWith('https://')",
-            "spec.checkpoint.mirror.endpoint is plain http, where others can read and change what"
-            " goes by: give an https:// one, or set allowHttp",
-        ),
-        Rule(
-            "!has(self.endpoint) || !self.url.startsWith('gs://')",
-            "spec.checkpoint.mirror.endpoint is for s3:// and az:// alone: remove it",
-        ),
-        Rule(
-            "!has(self.region) || self.url.startsWith('s3://')",
-            "spec.checkpoint.mirror.region is for s3:// alone: remove it",
-        ),
-    ],
+    "spec.checkpoint.mirror": _of_bucket("spec.checkpoint.mirror"),
+    "spec.checkpoint.storage.objectStore": _of_bucket("spec.checkpoint.storage.objectStore"),
     "spec.clusters[]": [
         Rule(
             "(has(self.rayClusterOverrides) && self.rayClusterOverrides.enableInTreeAutoscaling) =="
@@ -317,9 +334,17 @@ RULES: Final[dict[str, list[Rule]]] = {
         Rule(
             _same("persistentVolumeClaim", "claimName")
             + " && "
-            + _same("volumeClaimTemplate", "size", "accessModes", "?storageClassName"),
+            + _same("volumeClaimTemplate", "size", "accessModes", "?storageClassName")
+            + " && "
+            + _same("objectStore", "url", "?endpoint"),
             "spec.checkpoint.storage is immutable, because checkpoints do not move: make a new"
             " TrainingRun instead",
+        ),
+        Rule(
+            "!has(self.storage.objectStore) || !(has(self.path) || has(self.memory) ||"
+            " has(self.mirror))",
+            "spec.checkpoint.path, memory and mirror need a volume, and storage.objectStore has"
+            " none: remove them (the prefix is in its url)",
         ),
         Rule(
             "has(self.path) == has(oldSelf.path) && (!has(self.path) || self.path == oldSelf.path)",
@@ -329,9 +354,10 @@ RULES: Final[dict[str, list[Rule]]] = {
     ],
     "spec.checkpoint.storage": [
         Rule(
-            "has(self.persistentVolumeClaim) != has(self.volumeClaimTemplate)",
-            "spec.checkpoint.storage must hold exactly one of persistentVolumeClaim and"
-            " volumeClaimTemplate: set the one and remove the other",
+            "[has(self.persistentVolumeClaim), has(self.volumeClaimTemplate),"
+            " has(self.objectStore)].filter(given, given).size() == 1",
+            "spec.checkpoint.storage must hold exactly one of persistentVolumeClaim,"
+            " volumeClaimTemplate and objectStore: set one and remove the others",
         ),
     ],
     "spec.checkpoint.storage.volumeClaimTemplate.size": [

@@ -21,7 +21,7 @@ from trainsync.storage.errors import DamagedFileError, StepGoneError, StorageErr
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.objects import commits, inspecting
 from trainsync.storage.objects.errors import StoreUnavailableError
-from trainsync.storage.objects.opening import open_store
+from trainsync.storage.objects.of_run import open_run_store
 from trainsync.storage.saves.manifest import (
     Manifest,
     check_file,
@@ -181,7 +181,7 @@ def open_stored_resume(
         CorruptCheckpointError: the store has another checkpoint than the monitor named.
         StoreError: the store cannot be read.
     """
-    bucket = open_store(url)
+    bucket = open_run_store(url)
     try:
         stored = commits.read_manifest(bucket, SaveKind.CHECKPOINT, point.step)
         problems = inspecting.size_findings(bucket, stored)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 from trainsync.storage import digest
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingError, StoreError
-from trainsync.storage.objects.opening import open_store
+from trainsync.storage.objects.of_run import open_run_store
 from trainsync.storage.saves.receipts import FileEntry
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class StoredSources:
 @lru_cache(8)
 def _opened(url: str, process: int) -> Bucket:
     del process  # a forked child has none of the threads behind a connection
-    return open_store(url)
+    return open_run_store(url)
 
 
 def _open(url: str) -> Bucket:

@@ -1,4 +1,4 @@
-"""Keeps a run's account: its clock, and its file on the volume."""
+"""Keeps a run's account: its clock, and what is written of it."""
 
 import logging
 import math
@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from typing import Final
 
 from pydantic import TypeAdapter
@@ -14,17 +15,17 @@ from trainsync.api.protocol import ProgressReport, SaveKind, WeightsReport
 from trainsync.api.spec import Role
 from trainsync.api.status import AccountStatus, AccountUnit, RolePods
 from trainsync.monitor.account.account import Account
+from trainsync.monitor.account.places import AccountPlace
 from trainsync.monitor.commit.observer import NullObserver
 from trainsync.monitor.ledger.saves import AbortCause, CommittedInfo, SaveKey
-from trainsync.storage import atomic, records
-from trainsync.storage.errors import DamagedFileError
-from trainsync.storage.layout import RunDirectory
+from trainsync.storage import records
+from trainsync.storage.errors import DamagedFileError, StorageError
 from trainsync.storage.saves.receipts import Receipt
 
 _LOG = logging.getLogger(__name__)
 
 WRITE_SECONDS: Final = 10.0
-"""Between two writes of the account to the volume."""
+"""Between two writes of the account to a volume."""
 _RECORD = TypeAdapter(Account)
 _LAST_TIME: Final = 4e9
 _MOST_SECONDS: Final = 1e15
@@ -39,23 +40,23 @@ class AccountKeeper(NullObserver):
     account reaches a save: where one is met, the log says so, and the account begins anew.
 
     Args:
-        gate: asked right before the file is replaced; see `Authority`.
+        write_seconds: between two writes.
     """
 
     def __init__(
         self,
-        run: RunDirectory,
+        place: AccountPlace,
         run_uid: str,
         *,
         clock: Callable[[], datetime],
         monotonic: Callable[[], float],
-        gate: Callable[[], None],
+        write_seconds: float = WRITE_SECONDS,
     ) -> None:
-        self._run = run
+        self._place = place
         self._run_uid = run_uid
         self._clock = clock
         self._monotonic = monotonic
-        self._gate = gate
+        self._write_seconds = write_seconds
         self._account: Account | None = None
         self._unread = False
         self._written: bytes | None = None
@@ -65,21 +66,20 @@ class AccountKeeper(NullObserver):
         self._blocked: defaultdict[int, float] = defaultdict(float)
 
     def load(self) -> None:
-        """Go on from the volume: another monitor may have written since.
+        """Go on from what was written: another monitor may have done so since.
 
-        A volume that refuses is asked again by `write`; until then nothing is counted.
+        A place that refuses is asked again by `write`; until then nothing is counted.
         """
         self._account, self._written, self._unread = None, None, True
         try:
             self._read()
-        except OSError as error:
+        except (OSError, StorageError) as error:
             _LOG.warning("the account is not read, which is tried again: %s", error)
 
     def _read(self) -> None:
         try:
-            found = records.read(_RECORD, self._run.account)
-        except FileNotFoundError:
-            found = None
+            data = self._place.read()
+            found = None if data is None else records.decode(_RECORD, data, Path(self._place.name))
         except DamagedFileError as error:
             _LOG.warning("the account begins anew: %s", error)
             found = None
@@ -137,15 +137,13 @@ class AccountKeeper(NullObserver):
         return found[0] if found else None
 
     def write(self, *, now: bool = False) -> None:
-        """Write the account to the volume, at most every `WRITE_SECONDS` unless ``now``, and only
-        what has changed.
-
-        Raises `OSError`, `StorageError`, and what the gate raises.
+        """Write the account, at most every so many seconds unless ``now``, and only what has
+        changed. Raises what `AccountPlace.write` raises.
         """
-        due = self._monotonic() - self._written_at >= WRITE_SECONDS
+        due = self._monotonic() - self._written_at >= self._write_seconds
         if not (due or now):
             return
-        self._written_at = self._monotonic()  # a volume that refuses is not asked more often
+        self._written_at = self._monotonic()  # a place that refuses is not asked more often
         if self._unread:
             self._read()
         if self._account is None:
@@ -153,10 +151,7 @@ class AccountKeeper(NullObserver):
         timeless = records.encode(_RECORD, replace(self._account, time=0.0))
         if timeless == self._written:
             return
-        atomic.make_directory(self._run.account.parent)
-        atomic.write_bytes(
-            self._run.account, records.encode(_RECORD, self._account), self._gate, durably=False
-        )
+        self._place.write(records.encode(_RECORD, self._account))
         self._written = timeless
 
     def _tell(self, what: Callable[[Account], object]) -> None:

@@ -27,6 +27,7 @@ from trainsync.api.spec import Verify as VerifyMode
 from trainsync.api.status import RolePods, StopSave
 from trainsync.monitor import errors
 from trainsync.monitor.account.keeper import AccountKeeper
+from trainsync.monitor.account.places import VolumeAccount
 from trainsync.monitor.commit import newest as commits
 from trainsync.monitor.commit.committer import Authority, Committer
 from trainsync.monitor.commit.executor import SaveExecutor
@@ -113,11 +114,10 @@ class MonitorCore:
             leased=leased,
         )
         self._account = AccountKeeper(
-            run,
+            VolumeAccount(run, self._authority.gate),
             settings.run_uid,
             clock=clock,
             monotonic=monotonic,
-            gate=self._authority.gate,
         )
         self._observer = Observers(observer or NullObserver(), self._account)
         self._worker = SaveExecutor(
@@ -441,6 +441,11 @@ class MonitorCore:
     def busy(self) -> bool:
         """Whether files are being read: a tick soon will have something to do."""
         return self._worker.busy or self._resuming.busy
+
+    @property
+    def tells(self) -> bool:
+        """Whether `view` is to be shown: once the ledger stands."""
+        return self.ready
 
     @property
     def ready(self) -> bool:

@@ -15,6 +15,7 @@ class Unhealthy(StrEnum):
     MISSING = "CheckpointMissing"
     DAMAGED = "CheckpointDamaged"
     VOLUME = "VolumeFailing"
+    STORE = "StoreFailing"
     POINTER = "PointerWrong"
     SAVE = "SaveFailed"
 
@@ -29,10 +30,15 @@ def worst(*reasons: Unhealthy | None) -> Unhealthy | None:
 
 
 class VolumeHealth:
-    """Each kind of work has at most one problem, until it works again."""
+    """Each kind of work has at most one problem, until it works again.
 
-    def __init__(self, observer: Observer) -> None:
+    Args:
+        failing: the reason where the volume, or what is in its place, refuses something.
+    """
+
+    def __init__(self, observer: Observer, failing: Unhealthy = Unhealthy.VOLUME) -> None:
         self._observer = observer
+        self._failing = failing
         self._found: dict[str, str] = {}
         self._reasons: dict[str, Unhealthy] = {}
 
@@ -46,11 +52,11 @@ class VolumeHealth:
         """The reason of the worst problem; None when there are none."""
         return worst(*(self._reasons[doing] for doing in self._found))
 
-    def io_error(self, doing: str, message: str, reason: Unhealthy = Unhealthy.VOLUME) -> None:
+    def io_error(self, doing: str, message: str, reason: Unhealthy | None = None) -> None:
         """The volume refused something: logged once, and counted each time."""
         if self._found.get(doing) != message:
             _LOG.warning("%s: %s", doing, message)
-        self._found[doing], self._reasons[doing] = message, reason
+        self._found[doing], self._reasons[doing] = message, reason or self._failing
         self._observer.io_error(doing)
 
     def found(self, doing: str, message: str, reason: Unhealthy = Unhealthy.DAMAGED) -> bool:

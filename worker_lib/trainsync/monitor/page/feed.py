@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any, Final
 
 from trainsync.api.page import RunPage, SavePoint
-from trainsync.monitor.commit.core import MonitorCore
 from trainsync.monitor.commit.core_thread import CoreThread
 from trainsync.monitor.errors import MonitorError
 from trainsync.monitor.kube.run_reader import RunReader, StaleRunError
@@ -19,6 +18,7 @@ from trainsync.monitor.page import document, sections, snapshot
 from trainsync.monitor.page.journal import Journal, save_point
 from trainsync.monitor.page.snapshot import Identity, Sources
 from trainsync.monitor.server.change_signal import ChangeSignal
+from trainsync.monitor.server.core import ServedCore
 from trainsync.monitor.server.views import CoreView
 from trainsync.storage.saves.claims import Claim
 
@@ -78,7 +78,7 @@ class Feed:
 
     def __init__(
         self,
-        thread: CoreThread[MonitorCore],
+        thread: CoreThread[ServedCore],
         reader: RunReader,
         journal: Journal,
         signal: ChangeSignal,
@@ -188,7 +188,7 @@ class Feed:
         if not self._lease_held():
             return "This monitor does not hold the run's Lease: another one may be at work."
         if not self._thread.ready:
-            return "The monitor is still reading the volume."
+            return "The monitor is still reading the checkpoints."
         return None
 
     async def _read_core(self) -> None:
@@ -206,7 +206,7 @@ class Feed:
             self._claims_at = time.monotonic()
         self._view = view
 
-    async def _ask(self, call: Callable[[MonitorCore], Any]) -> Any:
+    async def _ask(self, call: Callable[[ServedCore], Any]) -> Any:
         return await asyncio.wrap_future(self._thread.submit(call))
 
     async def _look_at_run(self) -> str | None:

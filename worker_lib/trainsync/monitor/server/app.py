@@ -33,6 +33,7 @@ from trainsync.monitor.page.feed import AGES, Feed, MaxAges
 from trainsync.monitor.page.journal import Journal
 from trainsync.monitor.server.auth import Authenticator, KeySet
 from trainsync.monitor.server.change_signal import ChangeSignal
+from trainsync.monitor.server.core import ServedCore
 from trainsync.monitor.server.events import EventQueue
 from trainsync.monitor.server.metrics import MonitorMetrics
 from trainsync.monitor.server.routes import Service, create_app
@@ -42,7 +43,11 @@ from trainsync.monitor.server.stops import Stops
 from trainsync.monitor.server.views import CoreView
 from trainsync.monitor.serving.news import VersionNews
 from trainsync.monitor.serving.roster import ServerRoster
+from trainsync.monitor.store.served import ServedStoreCore
 from trainsync.storage.layout import RunDirectory
+from trainsync.storage.objects.bucket import Bucket, Limits
+from trainsync.storage.objects.errors import StoreUrlError
+from trainsync.storage.objects.of_run import open_run_store
 
 _LOG = logging.getLogger(__name__)
 
@@ -52,6 +57,8 @@ _GRACE_SECONDS: Final = 5
 _CLOSE_SECONDS: Final = 15.0
 _MIRROR_SECONDS: Final = 2.0
 _READ_AGAIN_SECONDS: Final = 2.0
+_LIMITS: Final = Limits(connect_seconds=5.0, call_seconds=15.0, retries=3, retry_seconds=10.0)
+"""A bucket that refuses is told of within seconds; the core asks it again."""
 
 
 def _now() -> datetime:
@@ -68,6 +75,7 @@ class Process:
     Args:
         listen: host and port; port 0 picks a free one (`port` tells which, once serving).
         page_ages: of the run's page.
+        bucket: of a run whose checkpoints are in a store: the settings' one, opened.
     """
 
     def __init__(
@@ -78,8 +86,10 @@ class Process:
         host: str = ALL_INTERFACES,
         port: int | None = None,
         page_ages: MaxAges = AGES,
+        bucket: Bucket | None = None,
     ) -> None:
         self._settings = settings
+        self._bucket = bucket
         self._api = api
         self._reader = RunReader(api, settings.run_uid, on_read=self._read)
         self._stops: Stops | None = None
@@ -164,7 +174,7 @@ class Process:
             count=self._metrics.event,
         )
         observers: list[Observer] = [self._metrics, news, self._journal, events]
-        if settings.mirror is not None:
+        if settings.mirror is not None and settings.directory is not None:
             self._mirror = mirror = Mirror(
                 RunDirectory(settings.directory),
                 settings.mirror,
@@ -249,27 +259,40 @@ class Process:
         deleter: ThreadPoolExecutor,
         observer: Observer,
         servers: ServerRoster,
-    ) -> MonitorCore:
+    ) -> ServedCore:
         settings = self._settings
+        of_saves = CoreSettings(
+            run_uid=settings.run_uid,
+            max_to_keep=settings.max_to_keep,
+            verify=settings.verify,
+            save_deadline_seconds=settings.save_deadline_seconds,
+            lag_allowed=settings.lag_allowed,
+            has_status=True,
+        )
+        authority = Authority(gate=lease.gate, term=lease.term)
+        if self._bucket is not None:
+            return ServedStoreCore(
+                self._bucket,
+                of_saves,
+                clock=_now,
+                authority=authority,
+                observer=observer,
+                executor=executor,
+                servers=servers,
+            )
+        assert settings.directory is not None, "a run has a directory or a bucket"
         return MonitorCore(
             RunDirectory(settings.directory),
-            CoreSettings(
-                run_uid=settings.run_uid,
-                max_to_keep=settings.max_to_keep,
-                verify=settings.verify,
-                save_deadline_seconds=settings.save_deadline_seconds,
-                lag_allowed=settings.lag_allowed,
-                has_status=True,
-            ),
+            of_saves,
             clock=_now,
-            authority=Authority(gate=lease.gate, term=lease.term),
+            authority=authority,
             observer=observer,
             executor=executor,
             deleter=deleter,
             servers=servers,
         )
 
-    def _page(self, thread: CoreThread[MonitorCore], signal: ChangeSignal, lease: Lease) -> Feed:
+    def _page(self, thread: CoreThread[ServedCore], signal: ChangeSignal, lease: Lease) -> Feed:
         settings = self._settings
         return Feed(
             thread,
@@ -320,11 +343,11 @@ class Process:
             if not lease.held:
                 return None
             try:
-                ready, view = await service.core(partial(_look, facts=self._facts))
+                tells, view = await service.core(partial(_look, facts=self._facts))
             except MonitorError as error:
                 _LOG.warning("no view of the core: %s", error)
                 return None
-            if not ready:
+            if not tells:
                 return None
             if self._mirror is not None:
                 view = replace(view, checkpoint=self._mirror.shown(view.checkpoint))
@@ -370,12 +393,12 @@ class _MonitorServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _look(core: MonitorCore, facts: RunFacts | None) -> tuple[bool, CoreView]:
+def _look(core: ServedCore, facts: RunFacts | None) -> tuple[bool, CoreView]:
     if facts is not None:
         core.gpus = facts.gpus
         if facts.pods is not None:
             core.see_pods(facts.pods, facts.phase)
-    return core.ready, core.view()
+    return core.tells, core.view()
 
 
 def _fail(failed: "asyncio.Future[None]", error: BaseException) -> None:
@@ -399,9 +422,16 @@ async def serve(settings: MonitorServerSettings) -> int:
     """Run the monitor of this pod; the process's exit code."""
     # A second series for each counter, which is not read.
     disable_created_metrics()  # type: ignore[no-untyped-call]  # has no annotations
+    bucket = None
+    if settings.store is not None:
+        try:
+            bucket = open_run_store(settings.store, _LIMITS)
+        except StoreUrlError as error:
+            _LOG.critical("this monitor ends: %s", error)
+            return 2
     async with await connect() as api_client:
         api = ClusterApi(api_client, namespace=settings.namespace, run=settings.run_name)
-        process = Process(settings, api)
+        process = Process(settings, api, bucket=bucket)
         for number in (signals.SIGTERM, signals.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, process.stop)
         try:

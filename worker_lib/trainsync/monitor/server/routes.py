@@ -40,7 +40,6 @@ from trainsync.api.protocol import (
 )
 from trainsync.monitor import errors
 from trainsync.monitor.commit import newest as commits
-from trainsync.monitor.commit.core import MonitorCore
 from trainsync.monitor.commit.core_thread import CoreThread
 from trainsync.monitor.exchange.calls import Exchange
 from trainsync.monitor.exchange.routes import exchange_routes
@@ -50,6 +49,7 @@ from trainsync.monitor.page.feed import Feed
 from trainsync.monitor.page.routes import page_routes
 from trainsync.monitor.server.auth import Authenticator, Caller
 from trainsync.monitor.server.change_signal import ChangeSignal
+from trainsync.monitor.server.core import ServedCore
 from trainsync.monitor.server.metrics import MonitorMetrics
 from trainsync.monitor.server.middleware import CALLER, Guard, error_response, owner_of
 from trainsync.monitor.server.stops import Stops, farewell
@@ -74,7 +74,7 @@ _ENDED: Final = (SaveState.COMMITTED, SaveState.ABORTED)
 class Service:
     """The objects that the routes use."""
 
-    thread: CoreThread[MonitorCore]
+    thread: CoreThread[ServedCore]
     authenticator: Authenticator
     reader: RunReader
     metrics: MonitorMetrics
@@ -87,7 +87,7 @@ class Service:
     servers: ServerRoster
     versions: VersionNews
 
-    async def core(self, call: Callable[[MonitorCore], ResultT]) -> ResultT:
+    async def core(self, call: Callable[[ServedCore], ResultT]) -> ResultT:
         """``call(core)`` in the core's thread.
 
         Raises:
@@ -102,7 +102,7 @@ class Service:
             ) from error
 
     async def check(self, owner: SaveOwner) -> None:
-        """See `MonitorCore.check`."""
+        """See `ServedCore.check`."""
         await self.core(lambda core: core.check(owner))
 
 
@@ -163,12 +163,12 @@ def _health_routes(service: Service) -> APIRouter:
         if not service.lease_held():
             return error_response(503, "not_ready", "the Lease is not held")
         if not service.thread.ready:
-            return error_response(503, "not_ready", "the ledger is not read from the disk yet")
+            return error_response(503, "not_ready", "the ledger is not read yet")
         waiting = service.thread.seconds_since_look
         if waiting > LONGEST_LOOK_SECONDS:
             words = (
-                f"the disk was not looked at for {waiting:.0f} s: the volume does not answer, or "
-                "files are being read"
+                f"the disk was not looked at for {waiting:.0f} s: the volume or bucket does not "
+                "answer, or files are being read"
             )
             _LOG.error("not ready: %s", words)
             return error_response(503, "not_ready", words)
@@ -210,7 +210,7 @@ def _run_routes(service: Service) -> APIRouter:
             )
         owner = SaveOwner(body.attempt, body.incarnation)
 
-        def granted(core: MonitorCore) -> None:
+        def granted(core: ServedCore) -> None:
             # First: what the spec asked for just now holds for this attempt.
             core.resume_from(facts.resume_from)
             core.claim(owner, body.cluster, facts.attempt)

@@ -11,6 +11,8 @@ from typing import TypeVar
 from trainsync.api import env, names
 from trainsync.api.spec import SAVE_DEADLINE_SECONDS, LogLevel, Verify
 from trainsync.monitor.mirror.settings import MirrorSettings
+from trainsync.storage.objects.address import is_url, parse
+from trainsync.storage.objects.errors import StoreUrlError
 
 EnumT = TypeVar("EnumT", bound=StrEnum)
 
@@ -21,12 +23,12 @@ class MonitorSettingsError(Exception):
 
 @dataclass(frozen=True)
 class MonitorServerSettings:
-    """See `from_environment`."""
+    """See `from_environment`. Checkpoints are in ``directory``, or in the store of a URL."""
 
     run_name: str
     namespace: str
     run_uid: str
-    directory: Path
+    directory: Path | None
     max_to_keep: int | None
     verify: Verify
     lag_allowed: int
@@ -35,6 +37,7 @@ class MonitorServerSettings:
     save_deadline_seconds: int = SAVE_DEADLINE_SECONDS
     port: int = names.MONITOR_PORT
     mirror: MirrorSettings | None = None
+    store: str | None = None
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> MonitorServerSettings:
@@ -43,13 +46,15 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> MonitorServerSe
     Raises:
         SettingsError: a variable is missing or wrong.
     """
+    place = _required(environ, env.CHECKPOINT_DIR)
     keep = environ.get(env.CHECKPOINT_MAX_TO_KEEP)
     deadline = environ.get(env.CHECKPOINT_SAVE_TIMEOUT) or str(SAVE_DEADLINE_SECONDS)
     return MonitorServerSettings(
         run_name=_required(environ, env.RUN_NAME),
         namespace=_required(environ, env.RUN_NAMESPACE),
         run_uid=_required(environ, env.RUN_UID),
-        directory=Path(_required(environ, env.CHECKPOINT_DIR)),
+        directory=None if is_url(place) else Path(place),
+        store=_store(place) if is_url(place) else None,
         max_to_keep=_positive(env.CHECKPOINT_MAX_TO_KEEP, keep) if keep else None,
         verify=_choice(Verify, environ, env.CHECKPOINT_VERIFY, Verify.SIZE),
         lag_allowed=_positive(env.SYNC_INTERVAL, environ.get(env.SYNC_INTERVAL) or "1"),
@@ -59,6 +64,13 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> MonitorServerSe
         save_deadline_seconds=_positive(env.CHECKPOINT_SAVE_TIMEOUT, deadline),
         mirror=_mirror(environ),
     )
+
+
+def _store(url: str) -> str:
+    try:
+        return str(parse(url))
+    except StoreUrlError as error:
+        raise MonitorSettingsError(f"{env.CHECKPOINT_DIR}: {error}") from error
 
 
 def _mirror(environ: Mapping[str, str]) -> MirrorSettings | None:

@@ -4,9 +4,11 @@ One thread owns a core (see `trainsync.monitor.commit.core_thread`), so it needs
 """
 
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
@@ -25,7 +27,9 @@ from trainsync.api.protocol import (
 )
 from trainsync.api.spec import Verify
 from trainsync.monitor import errors
+from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings
+from trainsync.monitor.commit.health import Unhealthy
 from trainsync.monitor.commit.newest import notice_of
 from trainsync.monitor.commit.observer import NullObserver, Observer
 from trainsync.monitor.ledger.ledger import Ledger
@@ -36,31 +40,36 @@ from trainsync.monitor.server import views
 from trainsync.monitor.store import origin, tidy
 from trainsync.monitor.store.executor import StoreExecutor
 from trainsync.monitor.store.requests import StoreSaveRequests
+from trainsync.monitor.store.resuming import StoreResuming
 from trainsync.storage.errors import ClaimTakenError, StorageError
-from trainsync.storage.layout import step_name
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.live.term import (
     AttemptOverError,
     Tenure,
+    Term,
     TermLostError,
     check_claim,
 )
 from trainsync.storage.objects.probe import require_conditional_puts
 
 _LOG = logging.getLogger(__name__)
-_KIND: Final = SaveKind.CHECKPOINT
 _CHECK_SECONDS: Final = 10.0
+_AGAIN_SECONDS: Final = 5.0
+"""A store that refuses the term is asked again so late; callers hear of it at once meanwhile."""
 
 
 class StoreCore:
     """See the module's docstring.
 
     Every method may raise `MonitorError`. Once another monitor has taken the run's term, every one
-    raises `FencedError`, for good: this one commits nothing any more.
+    raises `FencedError`: this one commits nothing any more, until ``authority`` is won anew.
 
     Args:
         clock: now, with a time zone.
         monotonic: seconds that only ever go on.
+        authority: whether this monitor may take the run's term, which it then does by itself; None
+            in a local run, whose claim takes it.
+        executor: where objects are read in full; in the calling thread when None.
     """
 
     def __init__(
@@ -71,13 +80,14 @@ class StoreCore:
         clock: Callable[[], datetime],
         observer: Observer | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        authority: Authority | None = None,
+        executor: Executor | None = None,
     ) -> None:
         self._bucket = bucket
         self._settings = settings
         self._clock = clock
         self._observer = observer or NullObserver()
         self._monotonic = monotonic
-        self._with_digest = settings.verify is Verify.DIGEST
         self._tenure = Tenure(bucket, settings.run_uid, secrets.token_hex(8))
         self._worker = StoreExecutor(
             bucket,
@@ -85,9 +95,10 @@ class StoreCore:
             Ledger(timedelta(seconds=settings.save_deadline_seconds)),
             run_uid=settings.run_uid,
             max_to_keep=settings.max_to_keep,
-            with_digest=self._with_digest,
+            with_digest=settings.verify is Verify.DIGEST,
             observer=self._observer,
             clock=clock,
+            executor=executor,
         )
         self.saves = StoreSaveRequests(
             bucket, self._worker, self._tenure, settings.run_uid, clock, self._fence, self._act
@@ -98,6 +109,18 @@ class StoreCore:
         )
         self._progress = ProgressTracker()
         self._weights: WeightsReport | None = None
+        self._resuming = StoreResuming(
+            bucket,
+            self._worker,
+            self._tenure,
+            self._observer,
+            with_digest=settings.verify is Verify.DIGEST,
+            has_status=settings.has_status,
+            executor=executor,
+        )
+        self._authority = authority
+        self._won: int | None = None
+        self._refused: tuple[float, str] = (-math.inf, "")  # until when, and why
         self._holds = False
         self._lost: str | None = None
         self._checked = monotonic()
@@ -107,23 +130,33 @@ class StoreCore:
     @property
     def revision(self) -> int:
         """Grows whenever the state of a save or of a permit changes; for long polls."""
-        return self._worker.revision + self._permits.revision
+        return self._worker.revision + self._permits.revision + self._resuming.revision
 
     @property
     def ready(self) -> bool:
         """Whether requests can be answered."""
-        return self._holds and self._lost is None
+        if not self._holds or self._lost is not None:
+            return False
+        return self._authority is None or (self._may() and self._won == self._authority.term())
 
     @property
     def busy(self) -> bool:
-        """Nothing goes on in other threads."""
-        return False
+        """Whether objects are being read: a poll soon will have something to do."""
+        return self._worker.busy or self._resuming.busy
 
     def tick(self) -> None:
         """Look at the store and act on it; does nothing before the claim, or once fenced.
 
-        What the store refuses is kept for `view`, and tried again by the next tick.
+        With an authority it takes the run's term first. What the store refuses is kept for `view`,
+        and tried again by a later tick.
         """
+        try:
+            self._ready()
+        except errors.StorageUnavailableError as error:
+            self._worker.health.io_error("open", str(error))
+            return
+        except errors.MonitorError:
+            return
         if not self.ready:
             return
         self._permits.advance()
@@ -140,7 +173,15 @@ class StoreCore:
             self._worker.health.io_error("scan", str(error))
 
     def poll(self) -> None:
-        """Nothing: see `busy`."""
+        """Act on objects that were read since."""
+        if not self.ready:
+            return
+        self._resuming.poll()
+        if self._worker.has_news:
+            try:
+                self._act()
+            except errors.MonitorError:
+                return  # the next tick meets it too, and keeps it
 
     def end(self) -> None:
         """Nothing is kept that the store does not have."""
@@ -157,31 +198,39 @@ class StoreCore:
         Raises:
             NotYetError: the run is not known to have come to this attempt.
             ClaimRefusedError: a newer attempt is in force, or another incarnation has this one.
+            NotReadyError: a save of the attempt before is being read; ask again.
             StorageUnavailableError: the store cannot be reached, or honours no conditional puts.
         """
+        self._ready()
+        if self._lost is not None and self._authority is not None:
+            raise errors.FencedError(self._lost)
         if confirmed_attempt is not None and owner.attempt > confirmed_attempt:
             raise errors.NotYetError(
                 f"attempt {owner.attempt} is newer than attempt {confirmed_attempt} of the run"
             )
-        uid = self._settings.run_uid
+        if confirmed_attempt is not None and owner.attempt < confirmed_attempt:
+            raise errors.ClaimRefusedError(
+                f"attempt {owner.attempt} is over: the run is at attempt {confirmed_attempt}"
+            )
         with self._kept():
             if not self._holds:
-                require_conditional_puts(self._bucket)
                 check = partial(
                     check_claim,
-                    run_uid=uid,
+                    run_uid=self._settings.run_uid,
                     attempt=owner.attempt,
                     cluster=cluster,
                     mine=owner.incarnation,
                 )
-                self._tenure.take(check)
-                self._worker.rebuild()
+                self._take(check)
                 self._worker.settle(self._clock())
                 self._holds = True
             begins = self._tenure.term.attempt != owner.attempt
+            if begins and self._authority is not None:
+                self._settle_last()
             self._tenure.claim(owner.attempt, cluster, owner.incarnation)
             self._worker.rebuild()
         if begins:
+            self._resuming.forget()
             self._permits.renew(quiet=False)
         _LOG.info("attempt %d of cluster %s claimed by %s", owner.attempt, cluster, owner)
         try:
@@ -193,8 +242,11 @@ class StoreCore:
     def newest(self, owner: SaveOwner, kind: SaveKind) -> CommitNotice | None:
         """The newest save of the owner's training, or what it resumed from."""
         self._fence(owner)
+        return self._newest_of(owner.attempt, kind)
+
+    def _newest_of(self, attempt: int, kind: SaveKind) -> CommitNotice | None:
         ledger, began = self._worker.ledger, self._tenure.term.origin
-        own = [info for info in ledger.infos(kind) if info.age[:2] == (True, owner.attempt)]
+        own = [info for info in ledger.infos(kind) if info.age[:2] == (True, attempt)]
         if own:
             return notice_of(kind, max(own, key=lambda info: info.step))
         info = None if began is None or began.step is None else ledger.info(kind, began.step)
@@ -203,29 +255,11 @@ class StoreCore:
     def resume(self, owner: SaveOwner) -> ResumePoint | None:
         """The newest checkpoint that is whole; the pointer is repaired.
 
-        All processes of an attempt are told the same, until the attempt commits a newer one.
-
-        Raises:
-            NoValidCheckpointError: something was committed and nothing valid is left.
+        See `StoreResuming.answer`.
         """
         self._fence(owner)
-        ledger = self._worker.ledger
-        own = [info for info in ledger.infos(_KIND) if info.owner in ledger.owners]
-        if own:
-            newest = max(own, key=lambda info: info.step)
-            return _point(newest.step, newest.digest)
         with self._kept():
-            found = self._tenure.term.origin
-            if found is None:
-                # What is set aside must not be put again by the next monitor.
-                self._tenure.clear()
-                found = origin.choose(
-                    self._bucket, ledger, self._observer, with_digest=self._with_digest
-                )
-                self._tenure.change(origin=found)
-        step = found.step
-        self._observer.resumed(owner.attempt, step or 0)
-        return None if step is None or found.digest is None else _point(step, found.digest)
+            return self._resuming.answer(owner)
 
     def damage(self, owner: SaveOwner, report: DamageReport) -> None:
         """A rank could not load a checkpoint: the next attempt reads it in full first."""
@@ -239,7 +273,7 @@ class StoreCore:
         self._observer.loaded(owner.attempt, report)
 
     def stop_reading(self) -> None:
-        """Nothing is read in the background."""
+        """Nothing: what is read for this monitor ends with its executor."""
 
     def write_permit(self, owner: SaveOwner, request: PermitRequest) -> PermitAnswer:
         """Ask to write, ask again, or renew; never blocks."""
@@ -268,7 +302,7 @@ class StoreCore:
         return views.build(
             self._worker.ledger,
             error=self._lost or health.text,
-            reason=health.reason,
+            reason=Unhealthy.STORE if self._lost is not None else health.reason,
             leases=views.LeasesView(writers=self._permits.holders, waiting=self._permits.waiters),
             progress=self._progress.current(),
             steps=self._progress.steps,
@@ -287,7 +321,64 @@ class StoreCore:
         with self._kept():
             self._worker.act(self._clock())
 
+    def _may(self) -> bool:
+        """Whether the authority is held."""
+        try:
+            if self._authority is not None:
+                self._authority.gate()
+        except errors.MonitorError:
+            return False
+        return True
+
+    def _ready(self) -> None:
+        """Take the run's term, if the authority was won since; in a local run the claim does.
+
+        Raises:
+            NotReadyError: the authority is not held.
+            StorageUnavailableError: the store refuses.
+        """
+        if self._authority is None:
+            return
+        self._authority.gate()
+        term = self._authority.term()
+        if term != self._won:
+            self._won, self._lost, self._holds = term, None, False
+            self._refused = (-math.inf, "")
+        if self._holds or self._lost is not None:
+            return
+        until, why = self._refused
+        if self._monotonic() < until:
+            raise errors.StorageUnavailableError(why)
+        try:
+            with self._kept():
+                self._take(lambda _: None)
+        except errors.StorageUnavailableError as error:
+            self._refused = (self._monotonic() + _AGAIN_SECONDS, str(error))
+            raise
+        # Writers of the attempt in force may hold permits that this monitor does not know of.
+        self._permits.renew(quiet=self._worker.ledger.attempt is not None)
+        self._resuming.begin()
+        self._holds = True
+        self._taken()
+
+    def _take(self, check: Callable[[Term | None], None]) -> None:
+        require_conditional_puts(self._bucket)
+        self._tenure.take(check)
+        self._worker.rebuild()
+        self._checked = self._monotonic()
+
+    def _taken(self) -> None:
+        """Another monitor may have been at work since this one was."""
+
+    def _settle_last(self) -> None:
+        """Commit what is complete of the attempt that is about to be superseded."""
+        self._worker.scan()
+        self._worker.settle(self._clock())
+        if self._worker.busy:
+            raise errors.NotReadyError("a save of the attempt before is being read; ask again")
+
     def _fence(self, owner: SaveOwner) -> None:
+        self._ready()
         if self._lost is not None:
             raise errors.FencedError(self._lost)
         if not self._holds:
@@ -312,7 +403,3 @@ class StoreCore:
             raise errors.ClaimRefusedError(str(error)) from error
         except StorageError as error:
             raise errors.StorageUnavailableError(str(error)) from error
-
-
-def _point(step: int, digest: str) -> ResumePoint:
-    return ResumePoint(step=step, path=step_name(step), manifest_digest=digest)

@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
 from trainsync.api.protocol import SaveKind, SaveState
 from trainsync.monitor.commit.committer import info_of
-from trainsync.monitor.commit.health import VolumeHealth
+from trainsync.monitor.commit.health import Unhealthy, VolumeHealth
 from trainsync.monitor.commit.observer import Observer
 from trainsync.monitor.ledger.decisions import AbortSave, CommitSave, VerifyReceipt
 from trainsync.monitor.ledger.ledger import Ledger
@@ -64,6 +65,7 @@ class StoreExecutor:
     Args:
         max_to_keep: checkpoints; None keeps all.
         with_digest: whether every object is read before its save is committed.
+        executor: where they are read; in the calling thread when None.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class StoreExecutor:
         with_digest: bool,
         observer: Observer,
         clock: Callable[[], datetime],
+        executor: Executor | None = None,
     ) -> None:
         self._bucket = bucket
         self._tenure = tenure
@@ -87,13 +90,15 @@ class StoreExecutor:
         self._with_digest = with_digest
         self._observer = observer
         self._clock = clock
+        self._executor = executor
+        self._reading: dict[tuple[SaveKey, Participant], Future[str | None]] = {}
         self._scan = RecordScan(bucket)
         # What an intent may stand for: its manifest may be there, whatever is heard later.
         self._prepared: dict[SaveKey, _Prepared] = {}
         self._unclean: set[SaveKey] = set()
         self._ended: dict[SaveKey, None] = {}  # in the order in which they ended
         self._retention_due = True
-        self.health = VolumeHealth(observer)
+        self.health = VolumeHealth(observer, Unhealthy.STORE)
         self.revision = 0
 
     # Facts in.
@@ -104,6 +109,7 @@ class StoreExecutor:
         self.health.clear()
         self._scan.clear()
         self._prepared.clear()
+        self._reading.clear()
         self._unclean.clear()
         self._ended.clear()
         self._retention_due = True
@@ -146,6 +152,16 @@ class StoreExecutor:
 
     # Work.
 
+    @property
+    def busy(self) -> bool:
+        """Whether objects are being read, or were, which `act` has not heard of."""
+        return bool(self._reading)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether objects were read since `act`."""
+        return any(reading.done() for reading in self._reading.values())
+
     def settle(self, now: datetime) -> None:
         """Commit what is complete before an attempt is superseded.
 
@@ -183,11 +199,8 @@ class StoreExecutor:
         sizes: dict[int, dict[str, int]] = {}  # of the objects of each step
         for decision in self.ledger.decisions(now):
             if isinstance(decision, VerifyReceipt):
-                step = decision.key.step
-                if step not in sizes:
-                    listed = self._bucket.below(keys.step_objects(step))
-                    sizes[step] = {info.key: info.bytes for info in listed}
-                self._verify(decision, sizes[step])
+                if not self._verify(decision, sizes):
+                    continue
             elif isinstance(decision, CommitSave):
                 self._commit(decision, now)
             elif decision.key in self._prepared:
@@ -197,28 +210,31 @@ class StoreExecutor:
             changed = True
         return changed
 
-    def _verify(self, todo: VerifyReceipt, sizes: dict[str, int]) -> None:
-        problem = self._problem(todo.receipt, sizes)
+    def _verify(self, todo: VerifyReceipt, sizes: dict[int, dict[str, int]]) -> bool:
+        """Compare a receipt with its objects; False while they are read elsewhere."""
+        which, step = (todo.key, todo.receipt.participant), todo.key.step
+        reading = self._reading.get(which)
+        if reading is not None:
+            if not reading.done():
+                return False
+            del self._reading[which]
+            problem = reading.result()
+        else:
+            if step not in sizes:
+                listed = self._bucket.below(keys.step_objects(step))
+                sizes[step] = {info.key: info.bytes for info in listed}
+            problem = _size_problem(todo.receipt, sizes[step])
+            if problem is None and self._with_digest:
+                if self._executor is not None:
+                    read = self._executor.submit(_digest_problem, self._bucket, todo.receipt)
+                    self._reading[which] = read
+                    return False
+                problem = _digest_problem(self._bucket, todo.receipt)
         if problem is None:
             self.ledger.verified(todo.key, todo.receipt)
         else:
             self.ledger.fail(todo.key, AbortReason.BAD_FILE, problem)
-
-    def _problem(self, receipt: Receipt, sizes: dict[str, int]) -> str | None:
-        objects = names.shards(receipt)
-        for entry in receipt.files:
-            key = objects[entry.path]
-            if sizes.get(key) != entry.bytes:
-                there = "is missing" if key not in sizes else f"has {sizes[key]} bytes"
-                return f"{key} {there}, expected {entry.bytes} bytes"
-            if self._with_digest:
-                try:
-                    found = inspecting.read_digest(self._bucket, key, entry.bytes)
-                except (ObjectMissingError, ObjectChangedError) as error:
-                    return str(error)
-                if found != entry.digest:
-                    return f"{key} has digest {found}, expected {entry.digest}"
-        return None
+        return True
 
     def _commit(self, commit: CommitSave, now: datetime) -> None:
         key = commit.key
@@ -318,6 +334,7 @@ class StoreExecutor:
 
     def _ended_now(self, key: SaveKey) -> None:
         self._prepared.pop(key, None)
+        self._reading = {which: read for which, read in self._reading.items() if which[0] != key}
         self._unclean.add(key)
         self.revision += 1
 
@@ -366,3 +383,26 @@ class StoreExecutor:
 
     def _info(self, stored: Stored) -> CommittedInfo:
         return info_of(Committed(stored.manifest, stored.digest), self._run_uid)
+
+
+def _size_problem(receipt: Receipt, sizes: dict[str, int]) -> str | None:
+    objects = names.shards(receipt)
+    for entry in receipt.files:
+        key = objects[entry.path]
+        if sizes.get(key) != entry.bytes:
+            there = "is missing" if key not in sizes else f"has {sizes[key]} bytes"
+            return f"{key} {there}, expected {entry.bytes} bytes"
+    return None
+
+
+def _digest_problem(bucket: Bucket, receipt: Receipt) -> str | None:
+    objects = names.shards(receipt)
+    for entry in receipt.files:
+        key = objects[entry.path]
+        try:
+            found = inspecting.read_digest(bucket, key, entry.bytes)
+        except (ObjectMissingError, ObjectChangedError) as error:
+            return str(error)
+        if found != entry.digest:
+            return f"{key} has digest {found}, expected {entry.digest}"
+    return None

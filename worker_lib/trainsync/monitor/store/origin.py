@@ -6,6 +6,7 @@ not load is read to its last bit first, and with ``checkpoint.verify: digest`` e
 
 import json
 import logging
+from dataclasses import dataclass, field
 from typing import Final
 
 from trainsync.api.protocol import DamageReport, SaveKind
@@ -39,47 +40,71 @@ def note_doubt(bucket: Bucket, report: DamageReport) -> None:
         return  # it is doubted already
 
 
-def choose(bucket: Bucket, ledger: Ledger, observer: Observer, *, with_digest: bool) -> Origin:
-    """The newest whole checkpoint; newer ones are set aside, and the pointer is repaired.
+@dataclass
+class Looked:
+    """What a look at the checkpoints found, the newest first: nothing of it is changed yet.
 
-    With nothing whole left all of it stays, to be looked at.
+    ``whole`` is the newest that is whole; ``damaged`` are those before it with what is wrong, and
+    ``problems`` all sentences. ``doubted`` are keys of reports of damage.
+    """
+
+    whole: Stored | None = None
+    damaged: list[tuple[Stored, str]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    doubted: set[str] = field(default_factory=set)
+    pointer: int | None = None
+
+
+def look(bucket: Bucket, *, with_digest: bool) -> Looked:
+    """Look for the newest whole checkpoint. In any thread: it may read everything.
 
     Raises:
-        NoValidCheckpointError: something was committed and nothing whole is left.
         StoreError: the store cannot be read.
     """
-    problems: list[str] = []
-    damaged: list[tuple[Stored, str]] = []
-    doubted = {info.key for info in bucket.objects(names.DOUBTS)}
+    found = Looked(doubted={info.key for info in bucket.objects(names.DOUBTS)})
     for step in reversed(commits.committed_steps(bucket, _KIND)):
-        doubt = names.doubt(step)
         try:
             stored = commits.read_manifest(bucket, _KIND, step)
         except StepGoneError:
             continue
         except DamagedFileError as error:
             if not mending.finish_set_aside(bucket, _KIND, step):
-                problems.append(str(error))  # it stays: a newer release may have written it
+                found.problems.append(str(error))  # it stays: a newer release may have written it
             continue
-        problem = _problem(bucket, stored, read=with_digest or doubt in doubted)
-        if problem is not None:
-            problems.append(problem)
-            damaged.append((stored, problem))
-            continue
-        for bad, why in damaged:
-            _set_aside(bucket, ledger, observer, bad, why)
-        bucket.delete(
-            sorted(doubted & {doubt, *(names.doubt(s.manifest.step) for s, _ in damaged)})
-        )
-        _point(bucket, step)
-        return Origin(step=step, digest=stored.digest)
-    pointer = commits.read_pointer(bucket, _KIND)
-    if problems or pointer is not None:
-        raise NoValidCheckpointError(
-            f"{bucket.name}: the pointer names step {pointer}, but no valid manifest is left"
-            + "".join(f"; {problem}" for problem in problems)
-        )
-    return Origin()
+        read = with_digest or names.doubt(step) in found.doubted
+        problem = _problem(bucket, stored, read=read)
+        if problem is None:
+            found.whole = stored
+            return found
+        found.problems.append(problem)
+        found.damaged.append((stored, problem))
+    found.pointer = commits.read_pointer(bucket, _KIND)
+    return found
+
+
+def settle(bucket: Bucket, ledger: Ledger, observer: Observer, found: Looked) -> Origin:
+    """Decide by what was found; damaged ones are set aside, and the pointer is repaired.
+
+    With nothing whole left all of it stays, to be looked at.
+
+    Raises:
+        NoValidCheckpointError: something was committed and nothing whole is left.
+        StoreError: the store cannot be written.
+    """
+    if found.whole is None:
+        if found.problems or found.pointer is not None:
+            raise NoValidCheckpointError(
+                f"{bucket.name}: the pointer names step {found.pointer}, but no valid manifest is "
+                "left" + "".join(f"; {problem}" for problem in found.problems)
+            )
+        return Origin()
+    for bad, why in found.damaged:
+        _set_aside(bucket, ledger, observer, bad, why)
+    step = found.whole.manifest.step
+    settled = {names.doubt(step), *(names.doubt(s.manifest.step) for s, _ in found.damaged)}
+    bucket.delete(sorted(found.doubted & settled))
+    _point(bucket, step)
+    return Origin(step=step, digest=found.whole.digest)
 
 
 def _set_aside(

@@ -7,7 +7,7 @@ from trainsync.checkpoint.save.places.store import StorePlace
 from trainsync.checkpoint.save.places.volume import VolumePlace
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.objects.address import is_url
-from trainsync.storage.objects.opening import open_store
+from trainsync.storage.objects.of_run import open_run_store
 
 
 def is_store(where: str | Path) -> bool:
@@ -22,5 +22,5 @@ def open_place(where: str | Path, attempt: int, incarnation: str) -> Place:
         StoreUrlError: a URL, and of no store that can be opened.
     """
     if is_store(where):
-        return StorePlace(open_store(str(where)), attempt, incarnation)
+        return StorePlace(open_run_store(str(where)), attempt, incarnation)
     return VolumePlace(RunDirectory(Path(where)), attempt, incarnation)

@@ -11,6 +11,7 @@ from trainsync.storage.saves.receipts import Participant, Receipt
 RUN: Final = keys.RUN
 TERM: Final = f"{RUN}/TERM.json"
 SAVES: Final = f"{RUN}/saves"
+ACCOUNT: Final = f"{RUN}/ACCOUNT.json"
 DOUBTS: Final = f"{RUN}/doubts"
 
 _OWNER: Final = re.compile(r"^(0|[1-9][0-9]{0,15})-([a-z0-9]{8,32})$")

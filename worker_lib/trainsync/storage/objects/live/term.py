@@ -177,6 +177,11 @@ class Tenure:
         """See that the term is still this monitor's; raises `TermLostError`."""
         blob = self._bucket.find(names.TERM)
         there = None if blob is None else _decode(blob)
+        if there is not None and there.run_uid != self._run_uid:
+            raise TermLostError(
+                f"another run (uid {there.run_uid}) saves into {self._bucket.name}, and this one "
+                "may not any more: give each run a prefix of its own"
+            )
         if blob is None or there is None or there.holder != self._holder:
             where = "" if there is None else f", which is at attempt {there.attempt}"
             raise TermLostError(

@@ -1,0 +1,44 @@
+"""How pods reach a bucket: variables with its place, and keys of its Secret."""
+
+from typing import Any
+
+from trainsync.api import env
+from trainsync.api.bucket import CREDENTIALS, BucketCredentials, BucketPlace
+
+from trainsync_operator.builders.target import Target
+
+
+def credentials(
+    place: BucketPlace, given: BucketCredentials | None, prefix: str = ""
+) -> list[dict[str, Any]]:
+    """Keys of the Secret, which the kubelet reads: the operator has no right to.
+
+    Args:
+        prefix: of the variables' names.
+    """
+    if given is None:
+        return []
+    secret = given.secret_ref.name
+    return [
+        {
+            "name": f"{prefix}{key}",
+            "valueFrom": {"secretKeyRef": {"name": secret, "key": key, "optional": True}},
+        }
+        for key in CREDENTIALS[place.scheme]
+    ]
+
+
+def of_run(target: Target) -> list[dict[str, Any]]:
+    """Variables of every process that reads or writes checkpoints; none where a volume has them."""
+    store = target.run.spec.checkpoint.storage.object_store
+    if store is None:
+        return []
+    values = {
+        env.STORE_ENDPOINT: store.endpoint,
+        env.STORE_REGION: store.region,
+        env.STORE_ALLOW_HTTP: "true" if store.allow_http else None,
+    }
+    return [
+        *({"name": name, "value": value} for name, value in values.items() if value is not None),
+        *credentials(store, store.credentials, env.STORE_CREDENTIAL_PREFIX),
+    ]

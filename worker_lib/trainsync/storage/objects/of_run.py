@@ -1,0 +1,38 @@
+"""Opens the store of a run's checkpoints, as its environment says.
+
+On Kubernetes the operator sets variables of our own for it (`trainsync.api.env`), and those of the
+clouds stay the training's. Without them, as in a local run, those of the clouds count.
+"""
+
+import os
+from collections.abc import Mapping
+
+from trainsync.api import env
+from trainsync.api.bucket import CREDENTIALS
+from trainsync.storage.objects.bucket import Bucket, Limits
+from trainsync.storage.objects.opening import StoreOptions, open_store
+
+
+def options_of_run(
+    environ: Mapping[str, str] = os.environ, limits: Limits | None = None
+) -> StoreOptions:
+    """What the environment says of the run's store."""
+    names = [name for of_cloud in CREDENTIALS.values() for name in of_cloud]
+    given = {name: environ.get(f"{env.STORE_CREDENTIAL_PREFIX}{name}") for name in names}
+    return StoreOptions(
+        endpoint=environ.get(env.STORE_ENDPOINT) or None,
+        region=environ.get(env.STORE_REGION) or None,
+        allow_http=environ.get(env.STORE_ALLOW_HTTP, "").lower() == "true",
+        # The clouds' names of their variables, in small letters, are obstore's of its settings.
+        credentials={name.lower(): value for name, value in given.items() if value},
+        limits=limits or Limits(),
+    )
+
+
+def open_run_store(url: str, limits: Limits | None = None) -> Bucket:
+    """The store of this process's run. Nothing is asked of it yet.
+
+    Raises:
+        StoreUrlError: the URL or a variable is wrong.
+    """
+    return open_store(url, options_of_run(limits=limits))
