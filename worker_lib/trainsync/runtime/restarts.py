@@ -83,4 +83,8 @@ def run_with_restarts(
             "restart %d of %d in place, after %g s: %s", restarts, max_restarts, pause, reason
         )
         sleep(pause)
-        context.restart_in_place(reason)
+        try:
+            context.restart_in_place(reason)
+        except Exception as failed:
+            failed.add_note(f"the restart in place was for {reason}")
+            raise
