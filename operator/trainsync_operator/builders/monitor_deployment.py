@@ -5,7 +5,7 @@ from typing import Any, Final
 from trainsync.api import env, names
 from trainsync.api.mirror import Mirror
 
-from trainsync_operator.builders import node_loss
+from trainsync_operator.builders import bucket, node_loss
 from trainsync_operator.builders.service import MONITOR_COMPONENT
 from trainsync_operator.builders.target import Target, child
 from trainsync_operator.kube.kinds import DEPLOYMENT
@@ -13,18 +13,6 @@ from trainsync_operator.kube.kinds import DEPLOYMENT
 _DEFAULT_RESOURCES: Final = {
     "requests": {"cpu": "100m", "memory": "128Mi"},
     "limits": {"memory": "512Mi"},
-}
-# What a mirror's Secret may have, by the scheme of the URL: no other key reaches the process.
-CREDENTIALS: Final = {
-    "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
-    "gs": ("GOOGLE_SERVICE_ACCOUNT_KEY",),
-    "az": (
-        "AZURE_STORAGE_ACCOUNT_NAME",
-        "AZURE_STORAGE_ACCOUNT_KEY",
-        "AZURE_CLIENT_ID",
-        "AZURE_TENANT_ID",
-        "AZURE_CLIENT_SECRET",
-    ),
 }
 
 
@@ -49,7 +37,7 @@ def _environment(target: Target) -> list[dict[str, Any]]:
         variables |= _of_mirror(mirror)
     entries: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in variables.items()]
     if mirror is not None:
-        entries += _credentials(mirror)
+        entries += bucket.credentials(mirror, mirror.credentials)
     source = {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}
     return [*entries, {"name": env.POD_NAME, "valueFrom": source}]
 
@@ -64,20 +52,6 @@ def _of_mirror(mirror: Mirror) -> dict[str, str]:
         env.MIRROR_KEEP_EVERY: None if mirror.keep_every is None else str(mirror.keep_every),
     }
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _credentials(mirror: Mirror) -> list[dict[str, Any]]:
-    """Keys of the Secret, which the kubelet reads: the operator has no right to."""
-    if mirror.credentials is None:
-        return []
-    secret = mirror.credentials.secret_ref.name
-    return [
-        {
-            "name": key,
-            "valueFrom": {"secretKeyRef": {"name": secret, "key": key, "optional": True}},
-        }
-        for key in CREDENTIALS[mirror.url.partition(":")[0]]
-    ]
 
 
 def _probe(path: str, period: int, failures: int) -> dict[str, Any]:

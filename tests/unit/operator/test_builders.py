@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from trainsync.api import names
+from trainsync.api.bucket import CREDENTIALS
 from trainsync.api.env import (
     ATTEMPT,
     CHECKPOINT_DIR,
@@ -31,7 +32,6 @@ from trainsync_operator.builders import (
     rayjob,
     service,
 )
-from trainsync_operator.builders.monitor_deployment import CREDENTIALS
 from trainsync_operator.builders.target import MonitorSettings, Target
 from trainsync_operator.kube.kinds import CLUSTER_ROLE, ROLE
 from trainsync_operator.rbac import MONITOR_RULES, RUN_RULES, bind_rule

@@ -19,7 +19,7 @@ SHORT_NAME: Final = "tr"
 MANAGER: Final = "trainsync.dev/operator"
 """Name of the operator as ``spec.managedBy`` has it."""
 # A store with a prefix: two runs in one place would mix their steps.
-MIRROR_URL_PATTERN: Final = r"^(s3|gs|az)://[A-Za-z0-9$][A-Za-z0-9._-]*[A-Za-z0-9]/[^?#\s]+$"
+BUCKET_URL_PATTERN: Final = r"^(s3|gs|az)://[A-Za-z0-9$][A-Za-z0-9._-]*[A-Za-z0-9]/[^?#\s]+$"
 ENDPOINT_PATTERN: Final = r"^https?://[^@\s]+$"
 MANAGER_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9._-]+$"
 

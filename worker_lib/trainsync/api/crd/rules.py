@@ -10,11 +10,11 @@ from typing import Final
 from trainsync.api.failure_policy import MESSAGE_PATTERN
 from trainsync.api.names import (
     AGENT_PORT,
+    BUCKET_URL_PATTERN,
     ENDPOINT_PATTERN,
     MANAGER_PATTERN,
     MAX_RUN_AND_CLUSTER_NAME,
     MAX_RUN_AND_SERVER_NAME,
-    MIRROR_URL_PATTERN,
 )
 from trainsync.api.quantities import MEMORY_PATTERN, SIZE_PATTERN
 
@@ -61,6 +61,25 @@ def _same(source: str, *fields: str) -> str:
     return f"has({mine}) == has({old}) && (!has({mine}) || ({same}))"
 
 
+def _of_bucket(path: str) -> list[Rule]:
+    """The rules of a place in object storage."""
+    return [
+        Rule(
+            "!has(self.endpoint) || self.allowHttp || self.endpoint.startsWith('https://')",
+            f"{path}.endpoint is plain http, where others can read and change what"
+            " goes by: give an https:// one, or set allowHttp",
+        ),
+        Rule(
+            "!has(self.endpoint) || !self.url.startsWith('gs://')",
+            f"{path}.endpoint is for s3:// and az:// alone: remove it",
+        ),
+        Rule(
+            "!has(self.region) || self.url.startsWith('s3://')",
+            f"{path}.region is for s3:// alone: remove it",
+        ),
+    ]
+
+
 _TRAINERS = "c.groups.exists(g, g.role == 'Trainer')"
 _EXPLORERS = "c.groups.exists(g, g.role == 'Explorer')"
 _EXPLORER_GROUPS = "self.clusters.map(c, c.groups.filter(g, g.role == 'Explorer').size()).sum()"
@@ -76,7 +95,7 @@ PATTERN_MESSAGES: Final = {
         "must be text with '.', '.*', '|', '^', '$', classes such as [a-z] and escapes such as \\d"
         " and \\.; groups and other repetitions are refused, because matching must be quick"
     ),
-    MIRROR_URL_PATTERN: (
+    BUCKET_URL_PATTERN: (
         "must be s3://bucket/prefix, gs://bucket/prefix or az://container/prefix, without"
         " credentials"
     ),
@@ -122,8 +141,8 @@ RULES: Final[dict[str, list[Rule]]] = {
         Rule(
             f"self.sync.method != 'memory' || self.clusters.all(c, !{_EXPLORERS} || {_TRAINERS})",
             "spec.sync.method memory is for groups of roles Trainer and Explorer in one cluster,"
-            " because Ray carries the weights: choose nccl or checkpoint, or move the groups into"
-            " one of spec.clusters",
+            " because Ray carries the weights: choose nccl, checkpoint or store, or move the groups"
+            " into one of spec.clusters",
         ),
         Rule(
             f"!has(self.explorerReplicas) || {_EXPLORER_GROUPS} == 1",
@@ -146,9 +165,15 @@ RULES: Final[dict[str, list[Rule]]] = {
             "spec.sync.bucketSize is for spec.sync.method nccl alone: remove it with any other",
         ),
         Rule(
-            "!self.sync.delta || self.sync.method != 'checkpoint'",
+            "!self.sync.delta || self.sync.method in ['memory', 'nccl']",
             "spec.sync.delta is for spec.sync.method memory and nccl, because with checkpoint"
-            " explorers read whole committed files: remove it, or choose another method",
+            " explorers read whole committed files, and store has deltas of its own: remove it, or"
+            " choose another method",
+        ),
+        Rule(
+            "has(self.sync.store) == (self.sync.method == 'store')",
+            "spec.sync.store is for spec.sync.method store, which needs it: set it there, and"
+            " remove it with any other method",
         ),
         Rule(
             "self.sync.style == 'fixed' ? self.sync.offset <= self.sync.interval"
@@ -201,21 +226,8 @@ RULES: Final[dict[str, list[Rule]]] = {
             "spec.checkpoint.memory.budget must be a quantity of at least 1Mi, such as 64Gi",
         ),
     ],
-    "spec.checkpoint.mirror": [
-        Rule(
-            "!has(self.endpoint) || self.allowHttp || self.endpoint.startsWith('https://')",
-            "spec.checkpoint.mirror.endpoint is plain http, where others can read and change what"
-            " goes by: give an https:// one, or set allowHttp",
-        ),
-        Rule(
-            "!has(self.endpoint) || !self.url.startsWith('gs://')",
-            "spec.checkpoint.mirror.endpoint is for s3:// and az:// alone: remove it",
-        ),
-        Rule(
-            "!has(self.region) || self.url.startsWith('s3://')",
-            "spec.checkpoint.mirror.region is for s3:// alone: remove it",
-        ),
-    ],
+    "spec.checkpoint.mirror": _of_bucket("spec.checkpoint.mirror"),
+    "spec.sync.store": _of_bucket("spec.sync.store"),
     "spec.clusters[]": [
         Rule(
             "(has(self.rayClusterOverrides) && self.rayClusterOverrides.enableInTreeAutoscaling) =="
