@@ -172,6 +172,23 @@ def served(name: str = "run") -> Object:
     return run
 
 
+def stored(name: str = "run") -> Object:
+    """A manifest whose weights go through a bucket, with every field of that."""
+    run = minimal(name)
+    run["spec"]["sync"] = {
+        "method": "store",
+        "store": {
+            "url": "s3://bucket/run",
+            "endpoint": "https://s3.example.com",
+            "region": "us-east-1",
+            "allowHttp": True,
+            "credentials": {"secretRef": {"name": "bucket-keys"}},
+            "readCredentials": {"secretRef": {"name": "bucket-reader"}},
+        },
+    }
+    return run
+
+
 def changed(base: Object, path: str, value: Any) -> Object:
     """A copy with one field changed; ``path`` such as ``spec.clusters.0.name``; `...` removes the
     field."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.conftest import Kubectl
-from tests.cluster.manifests import autoscaled, changed, full, minimal, served
+from tests.cluster.manifests import autoscaled, changed, full, minimal, served, stored
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("crd")]
 
@@ -109,7 +109,7 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
         f"{CLUSTER}.groups.0.template", {"spec": {"containers": []}},
         "spec.clusters[0].groups[0].template.spec.containers", "at least 1 items"),
     "explorers in another cluster": (
-        "spec.clusters.1", OTHER_CLUSTER, "spec.sync.method memory", "choose nccl or checkpoint"),
+        "spec.clusters.1", OTHER_CLUSTER, "spec.sync.method memory", "choose nccl, checkpoint"),
     "explorers in another cluster without a job": (
         "spec.clusters.1", {k: v for k, v in OTHER_CLUSTER.items() if k != "entrypoint"},
         "spec.clusters[].entrypoint", "must be set on each cluster"),
@@ -122,6 +122,21 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "deltas with a method that has none": (
         "spec.sync", {"method": "checkpoint", "delta": True},
         "spec.sync.delta", "choose another method"),
+    "deltas with a method that has its own": (
+        "spec.sync", {**stored()["spec"]["sync"], "delta": True},
+        "spec.sync.delta", "choose another method"),
+    "store of weights with another method": (
+        "spec.sync", {**stored()["spec"]["sync"], "method": "nccl"},
+        "spec.sync.store", "remove it with any other method"),
+    "method store without one": (
+        "spec.sync.method", "store", "spec.sync.store", "set it there"),
+    "store of weights without a prefix": (
+        "spec.sync", {"method": "store", "store": {"url": "s3://bucket"}},
+        "spec.sync.store.url", "must be s3://bucket/prefix"),
+    "store of weights by plain http": (
+        "spec.sync",
+        {"method": "store", "store": {"url": "s3://bucket/run", "endpoint": "http://s3.example"}},
+        "spec.sync.store", "set allowHttp"),
     "bucket size that is no quantity": (
         "spec.sync", {"method": "nccl", "bucketSize": "big"}, "spec.sync.bucketSize", "such as"),
     "bucket size of thousandths": (
@@ -387,6 +402,15 @@ def test_servers_are_kept_as_they_were_written_and_get_their_defaults(namespace:
     assert rollout == written["spec"]["servers"][0]
     assert judge.items() >= {"port": 8000, "proof": "IfPresent", "sync": {"pause": "keep"}}.items()
     assert not {"replicas", "maxStaleness"} & judge.keys()
+
+
+def test_a_store_of_weights_is_kept_as_it_was_written(namespace: Kubectl) -> None:
+    written = changed(stored(), "spec.clusters.1", OTHER_CLUSTER)
+    done = namespace.apply(written)
+    assert done.returncode == 0, done.stderr
+    run = namespace.get("trainingrun", "run")
+    assert run is not None
+    assert run["spec"]["sync"]["store"] == written["spec"]["sync"]["store"]
 
 
 def test_the_scale_of_explorers_that_ray_counts_is_refused(namespace: Kubectl) -> None:

@@ -82,8 +82,12 @@ def request(port: int, method: str, path: str, query: str = "", body: bytes = b"
 
 
 @contextmanager
-def serving(program: Path, root: Path) -> Iterator[Server]:
-    """A server for as long as the body runs, on what an earlier one left; then it is killed."""
+def serving(program: Path, root: Path, host: str = "127.0.0.1") -> Iterator[Server]:
+    """A server for as long as the body runs, on what an earlier one left; then it is killed.
+
+    Args:
+        host: the address that it listens on; "": all of this machine.
+    """
     root.mkdir(parents=True, exist_ok=True)
     users = root.with_name("users")
     users.mkdir(exist_ok=True)
@@ -94,7 +98,7 @@ def serving(program: Path, root: Path) -> Iterator[Server]:
     }
     with reserved_port() as bound, (root.parent / "server.log").open("wb") as log:
         port = port_of(bound)
-        command = [program, "--quiet", "--port", f"127.0.0.1:{port}", "--region", REGION]
+        command = [program, "--quiet", "--port", f"{host}:{port}", "--region", REGION]
         command += ["--iam-dir", str(users)]
         process = subprocess.Popen(
             [*command, "posix", str(root)], env=environment, stdout=log, stderr=log

@@ -18,6 +18,7 @@ from trainsync.weights.errors import (
     SchemaMismatchError,
     StaleVersionError,
     SupersededTrainerError,
+    WeightsLateError,
     WeightsReplacedError,
     WeightsUnavailableError,
 )
@@ -264,6 +265,23 @@ def test_after_a_version_that_the_store_refused_the_next_one_is_whole(
     assert trainer.index.versions[-1].delta is None, "explorers do not have what it starts from"
     assert same(take(explorer), weights(3))
     trainer.close()
+
+
+@pytest.mark.parametrize("which", [r"/2-[^/]*\.delta", r"weights/INDEX\.json"])
+def test_a_version_that_is_late_goes_on_behind_and_the_next_one_follows_it(
+    place: Place, trainer: AnchorPublisher, explorer: AnchorReader, which: str
+) -> None:
+    publish(trainer, 1, 1)
+    take(explorer)
+    place.proxy.break_next(Fault.DELAYED, "PUT", which, seconds=2.0)
+    with pytest.raises(WeightsLateError, match="version 2 is still on its way into s3://"):
+        trainer.publish(2, lambda: weights(2), 0.5)
+    with pytest.raises(WeightsLateError, match="an earlier version is still on its way"):
+        trainer.publish(3, lambda: weights(3), 0.1)
+    publish(trainer, 4, 4)
+    assert [row.weight_version for row in trainer.index.versions] == [1, 2, 4]
+    assert list(take(explorer).taken) == [TransferKind.DELTA]
+    assert same(take(explorer), weights(4))
 
 
 def test_a_truncated_body_is_read_again(

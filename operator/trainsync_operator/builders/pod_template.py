@@ -4,7 +4,7 @@ import copy
 from typing import Any, Final
 
 from trainsync.api import env, names
-from trainsync.api.spec import Cluster, Group, Role
+from trainsync.api.spec import Cluster, Group, Role, SyncStore
 
 from trainsync_operator.builders import bucket, node_loss, queue
 from trainsync_operator.builders.target import Target
@@ -66,7 +66,39 @@ def _environment(target: Target, cluster: Cluster, group: Group | None) -> dict[
         variables[env.SYNC_DELTA] = "true"
     if spec.sync.max_staleness is not None:
         variables[env.SYNC_MAX_STALENESS] = str(spec.sync.max_staleness)
+    if spec.sync.store is not None:
+        variables |= _of_store(spec.sync.store)
     return variables
+
+
+def _of_store(store: SyncStore) -> dict[str, str]:
+    given = {
+        env.SYNC_STORE_URL: store.url,
+        env.SYNC_STORE_ENDPOINT: store.endpoint,
+        env.SYNC_STORE_REGION: store.region,
+        env.SYNC_STORE_ALLOW_HTTP: "true" if store.allow_http else None,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _store_keys(store: SyncStore | None, *, reads: bool) -> list[dict[str, Any]]:
+    """What opens the store of weights.
+
+    Args:
+        reads: the pod's processes take weights and publish none.
+    """
+    if store is None:
+        return []
+    chosen = store.read_credentials if reads and store.read_credentials else store.credentials
+    return bucket.credentials(store, chosen, env.SYNC_STORE_CREDENTIAL_PREFIX)
+
+
+def _only_reads(target: Target, cluster: Cluster, group: Group | None) -> bool:
+    """Whether the pod's processes publish no weights: those of explorers, and of their head where
+    trainers are in another cluster."""
+    if group is None:
+        return cluster.name != target.run.trainer_cluster.name
+    return group.role is Role.EXPLORER
 
 
 def _may_save(group: Group | None) -> bool:
@@ -160,6 +192,8 @@ def inject(
     variables: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in environment.items()]
     node = {"fieldRef": {"apiVersion": "v1", "fieldPath": "spec.nodeName"}}
     variables += [{"name": env.NODE_NAME, "valueFrom": node}, *bucket.of_run(target)]
+    reads = _only_reads(target, cluster, group)
+    variables += _store_keys(target.run.spec.sync.store, reads=reads)
     defaults = [_RAY_DEFAULT, *_tracker_defaults(target)]
     own = replace_named(defaults, first.get("env") or [], "name")
     first["env"] = replace_named(own, variables, "name")

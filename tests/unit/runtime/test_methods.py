@@ -12,6 +12,7 @@ from trainsync.runtime.context import RunContext
 from trainsync.runtime.errors import JoinError
 from trainsync.runtime.methods import open_source
 from trainsync.runtime.settings import RunSettings, SyncSettings
+from trainsync.runtime.sync_store import SyncStore
 from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.explorer import client
@@ -19,7 +20,8 @@ from trainsync.weights.transports.object_store.fetcher import MemorySource
 
 
 def settings(method: SyncMethod, **more: Any) -> RunSettings:
-    sync = SyncSettings(method, 1, 60.0)
+    store = SyncStore("s3://bucket/runs/a") if method is SyncMethod.STORE else None
+    sync = SyncSettings(method, 1, 60.0, store=store)
     chosen = {"directory": Path("run"), "is_apart": False, **more}
     return cast("RunSettings", SimpleNamespace(sync=sync, **chosen))
 
@@ -42,13 +44,13 @@ def test_what_the_model_takes_is_told_to_every_method(
     method: SyncMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, Any] = {}
-    for source in ("WeightReceiver", "VolumeSource", "MemorySource"):
+    for source in ("WeightReceiver", "VolumeSource", "StoreSource", "MemorySource"):
         monkeypatch.setattr(methods, source, lambda *_, **options: seen.update(options))
     open_source(settings(method), "e", None, expected=MODEL)
     assert seen["expected"] == [TensorMeta("w", "float32", 4, (3,))]
 
 
-@pytest.mark.parametrize("method", [SyncMethod.NCCL, SyncMethod.CHECKPOINT])
+@pytest.mark.parametrize("method", [SyncMethod.NCCL, SyncMethod.CHECKPOINT, SyncMethod.STORE])
 def test_a_part_of_the_model_is_refused_where_explorers_get_the_whole_model(
     method: SyncMethod,
 ) -> None:
@@ -85,5 +87,5 @@ def test_other_methods_bring_cpu_tensors_whatever_device_is_named() -> None:
 
 def test_memory_is_refused_where_the_trainers_are_in_another_cluster() -> None:
     apart = settings(SyncMethod.MEMORY, is_apart=True, cluster="far", trainer_cluster="main")
-    with pytest.raises(JoinError, match="cluster far: the trainers are in main; use nccl or"):
+    with pytest.raises(JoinError, match="cluster far: the trainers are in main; use nccl, "):
         methods.open_source(apart, "e", None)

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 from trainsync.api.spec import SaveStrategy, SyncMethod, SyncStyle, Verify
+from trainsync.runtime import sync_store
 from trainsync.runtime.errors import SettingsError
 from trainsync.runtime.settings import read_settings
+from trainsync.runtime.sync_store import SyncStore
+from trainsync.storage.objects.opening import StoreOptions
 from trainsync.weights.pacing.policy import SyncPolicy
 
 CLUSTER = {
@@ -153,12 +156,79 @@ def test_a_style_whose_numbers_do_not_fit_is_refused_as_the_api_server_does() ->
 
 def test_deltas_are_refused_with_a_method_that_has_none() -> None:
     delta = {"TRAINSYNC_SYNC_DELTA": "true"}
-    with pytest.raises(SettingsError, match=r"SYNC_DELTA is set with .* 'checkpoint', whose"):
+    with pytest.raises(SettingsError, match=r"SYNC_DELTA is set, and .* 'checkpoint', whose"):
         read_settings(CLUSTER | delta | {"TRAINSYNC_SYNC_METHOD": "checkpoint"})
     for method in ("memory", "nccl"):
         settings = read_settings(CLUSTER | delta | {"TRAINSYNC_SYNC_METHOD": method})
         assert settings.sync.delta
         assert settings.environment()["TRAINSYNC_SYNC_DELTA"] == "true"
+
+
+STORE = {
+    "TRAINSYNC_SYNC_METHOD": "store",
+    "TRAINSYNC_SYNC_STORE_URL": "s3://bucket/runs/a/",
+    "TRAINSYNC_SYNC_STORE_ENDPOINT": "http://s3:7070",
+    "TRAINSYNC_SYNC_STORE_REGION": "eu",
+    "TRAINSYNC_SYNC_STORE_ALLOW_HTTP": "true",
+}
+
+
+@pytest.mark.parametrize("run", [CLUSTER, {}])
+def test_weights_may_go_through_a_store_whose_keys_stay_in_the_environment(
+    run: dict[str, str], tmp_path: Path
+) -> None:
+    keys = {"TRAINSYNC_SYNC_STORE_AWS_ACCESS_KEY_ID": "a-key"}
+    settings = read_settings(run | STORE | keys, tmp_path / "run")
+    assert settings.sync.method is SyncMethod.STORE
+    assert settings.sync.store == SyncStore("s3://bucket/runs/a", "http://s3:7070", "eu", True)
+    assert read_settings(run | settings.environment(), tmp_path / "run") == settings
+    assert "a-key" not in repr(settings)
+
+
+def test_a_store_of_weights_is_opened_with_its_own_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of-the-users-code")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(f"TRAINSYNC_SYNC_STORE_{name}", f"own-{name}")
+    seen: list[StoreOptions] = []
+
+    def opened(url: str, options: StoreOptions) -> None:
+        assert url == "s3://bucket/runs/a"
+        seen.append(options)
+
+    monkeypatch.setattr(sync_store, "open_store", opened)
+    store = read_settings(STORE).sync.store
+    assert store is not None
+    store.open(5.0)
+    (options,) = seen
+    assert options.credentials == {
+        "aws_access_key_id": "own-AWS_ACCESS_KEY_ID",
+        "aws_secret_access_key": "own-AWS_SECRET_ACCESS_KEY",
+    }
+    assert (options.endpoint, options.region, options.allow_http) == ("http://s3:7070", "eu", True)
+    limits = options.limits
+    assert max(limits.call_seconds, limits.transfer_seconds, limits.retry_seconds) <= 5.0
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        ({"TRAINSYNC_SYNC_STORE_URL": ""}, "SYNC_STORE_URL is not set, though variables of that"),
+        ({"TRAINSYNC_SYNC_METHOD": "nccl"}, "'nccl', which uses no store"),
+        ({"TRAINSYNC_SYNC_DELTA": "true"}, "SYNC_DELTA is set, .* deltas of its own"),
+        ({"TRAINSYNC_SYNC_STORE_ALLOW_HTTP": "yes"}, "ALLOW_HTTP is 'yes'; expected true or false"),
+        ({"TRAINSYNC_SYNC_STORE_URL": "bucket/a"}, "SYNC_STORE_URL: bucket/a is no URL"),
+        ({"TRAINSYNC_SYNC_STORE_URL": "s3://key:word@bucket/a"}, "credentials are refused"),
+    ],
+)
+def test_a_store_of_weights_that_cannot_be_is_refused(more: dict[str, str], match: str) -> None:
+    with pytest.raises(SettingsError, match=match) as refused:
+        read_settings(STORE | more)
+    assert "word" not in str(refused.value)
+
+
+def test_the_method_store_needs_one() -> None:
+    with pytest.raises(SettingsError, match="'store', and TRAINSYNC_SYNC_STORE_URL is not set"):
+        read_settings(CLUSTER | {"TRAINSYNC_SYNC_METHOD": "store"})
 
 
 def test_half_an_environment_is_not_taken_for_a_local_run() -> None:

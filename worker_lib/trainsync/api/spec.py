@@ -34,6 +34,7 @@ class SyncMethod(StrEnum):
     MEMORY = "memory"
     NCCL = "nccl"
     CHECKPOINT = "checkpoint"
+    STORE = "store"
 
 
 class SyncStyle(StrEnum):
@@ -164,6 +165,18 @@ class Cluster(Model):
     groups: list[Group] = Field(min_length=1, max_length=16, description="Groups of worker pods.")
 
 
+class SyncStore(BucketPlace):
+    """The bucket that versions travel through, with method store."""
+
+    credentials: BucketCredentials | None = Field(
+        default=None, description="The identity of the Ray pods' ServiceAccount when absent."
+    )
+    read_credentials: BucketCredentials | None = Field(
+        default=None,
+        description="Of explorers' pods, which only read; `credentials` when absent.",
+    )
+
+
 class Sync(Model):
     """How explorers get new weights."""
 
@@ -222,6 +235,13 @@ class Sync(Model):
             "since the version that they have. It takes one more copy of the model in memory: with "
             "nccl on the trainer's first rank; with memory on every explorer, and on each trainer "
             "rank of its part."
+        ),
+    )
+    store: SyncStore | None = Field(
+        default=None,
+        description=(
+            "Method store: where the trainer puts each version, as what changed, and whole now and "
+            "then; explorers need nothing but the bucket to read them. Absent with other methods."
         ),
     )
 

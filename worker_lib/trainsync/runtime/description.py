@@ -34,6 +34,11 @@ class RunDescription:
         return self._settings.run
 
     @property
+    def uid(self) -> str:
+        """UID of the TrainingRun; ``local`` for a local run."""
+        return self._settings.uid
+
+    @property
     def attempt(self) -> int:
         """Number of this attempt, from 0."""
         return self._attempt

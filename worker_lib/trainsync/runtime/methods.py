@@ -15,6 +15,7 @@ from trainsync.runtime.settings import RunSettings
 from trainsync.tracing.steps import StepTracer
 from trainsync.weights.synchronizer.connection import find_group
 from trainsync.weights.synchronizer.remote import RemoteSynchronizer
+from trainsync.weights.transports.anchors.source import StoreSource
 from trainsync.weights.transports.base import WeightSource, meta_of
 from trainsync.weights.transports.broadcast.deadlines import Deadlines, broadcast_seconds
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
@@ -47,7 +48,7 @@ def open_source(
     if settings.is_apart and settings.sync.method is SyncMethod.MEMORY:
         raise JoinError(
             f"sync method memory does not reach explorer {explorer} in cluster {settings.cluster}: "
-            f"the trainers are in {settings.trainer_cluster}; use nccl or checkpoint"
+            f"the trainers are in {settings.trainer_cluster}; use nccl, checkpoint or store"
         )
     if wants is not None and settings.sync.method is not SyncMethod.MEMORY:
         raise JoinError(
@@ -62,6 +63,9 @@ def open_source(
         seconds = broadcast_seconds(settings.sync.timeout)
         deadlines = Deadlines.of(seconds, settings.sync.bucket_size)
         return WeightReceiver(explorer, find, expected=metas, deadlines=deadlines, device=device)
+    if settings.sync.method is SyncMethod.STORE:
+        assert settings.sync.store is not None, "read_settings has seen to it"
+        return StoreSource(settings.sync.store.open(settings.sync.timeout), expected=metas)
     return MemorySource(wants, expected=metas, delta=settings.sync.delta)
 
 

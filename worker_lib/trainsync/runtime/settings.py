@@ -29,6 +29,7 @@ from trainsync.api.spec import (
 from trainsync.checkpoint.memory.place import DEFAULT_MEMORY, MemoryPlace
 from trainsync.runtime.errors import SettingsError
 from trainsync.runtime.servers import InferenceServers, read_servers, write_servers
+from trainsync.runtime.sync_store import SyncStore, read_sync_store
 from trainsync.storage.objects.address import is_url, parse
 from trainsync.storage.objects.errors import StoreUrlError
 from trainsync.storage.saves.claims import LOCAL_UID
@@ -78,6 +79,7 @@ class SyncSettings:
     max_staleness: int | None = None
     bucket_size: int = DEFAULT_BUCKET_SIZE
     delta: bool = False
+    store: SyncStore | None = None
 
     def policy(self, batches_per_step: int = 1) -> SyncPolicy:
         """The style and its numbers, as a value that decides.
@@ -169,6 +171,8 @@ class RunSettings:
         if self.checkpoint.memory is not None:
             values[env.CHECKPOINT_MEMORY_DIR] = self.checkpoint.memory_directory
             values[env.CHECKPOINT_MEMORY_COPIES] = self.checkpoint.memory_copies
+        if self.sync.store is not None:
+            values |= self.sync.store.environment()
         if not self.is_local:
             values |= {
                 env.RUN_NAMESPACE: self.namespace,
@@ -255,7 +259,7 @@ def _check_for_store(store: str, checkpoint: CheckpointSettings, sync: SyncSetti
     if sync.method is SyncMethod.CHECKPOINT:
         raise SettingsError(
             f"{env.SYNC_METHOD} is {sync.method.value!r}, whose explorers read a volume, and the "
-            f"run's checkpoints are in {store}; expected 'memory' or 'nccl'"
+            f"run's checkpoints are in {store}; expected 'memory', 'nccl' or 'store'"
         )
 
 
@@ -361,12 +365,9 @@ def _sync(environ: Mapping[str, str]) -> SyncSettings:
         max_staleness=_number(environ, env.SYNC_MAX_STALENESS, least=0),
         bucket_size=_bucket_size(environ),
         delta=_flag(environ, env.SYNC_DELTA),
+        store=read_sync_store(environ),
     )
-    if settings.delta and settings.method is SyncMethod.CHECKPOINT:
-        raise SettingsError(
-            f"{env.SYNC_DELTA} is set with {env.SYNC_METHOD} {settings.method.value!r}, whose "
-            "explorers read whole committed files; it is for 'memory' and 'nccl'"
-        )
+    _check_method(settings)
     try:
         settings.policy()
     except ValueError as error:
@@ -374,6 +375,29 @@ def _sync(environ: Mapping[str, str]) -> SyncSettings:
             f"{env.SYNC_STYLE} is {settings.style.value!r}, which does not fit: {error}"
         ) from error
     return settings
+
+
+def _check_method(sync: SyncSettings) -> None:
+    chosen = f"{env.SYNC_METHOD} is {sync.method.value!r}"
+    if sync.delta and sync.method is SyncMethod.CHECKPOINT:
+        raise SettingsError(
+            f"{env.SYNC_DELTA} is set, and {chosen}, whose explorers read whole committed files; "
+            "it is for 'memory' and 'nccl'"
+        )
+    if sync.delta and sync.method is SyncMethod.STORE:
+        raise SettingsError(
+            f"{env.SYNC_DELTA} is set, and {chosen}, which has deltas of its own: remove it"
+        )
+    if sync.store is None and sync.method is SyncMethod.STORE:
+        raise SettingsError(
+            f"{chosen}, and {env.SYNC_STORE_URL} is not set: expected the URL of the store that "
+            "versions go through, s3://bucket/prefix"
+        )
+    if sync.store is not None and sync.method is not SyncMethod.STORE:
+        raise SettingsError(
+            f"{env.SYNC_STORE_URL} is set, and {chosen}, which uses no store: remove it, or choose "
+            "'store'"
+        )
 
 
 def _bucket_size(environ: Mapping[str, str]) -> int:

@@ -19,10 +19,12 @@ from trainsync.weights.errors import (
 )
 from trainsync.weights.synchronizer.counts import BroadcastTraffic
 
-# How the bytes of a version travel: through Ray's object store, by a broadcast, by the volume.
+# How the bytes of a version travel: through Ray's object store, by a broadcast, by the volume, by
+# object storage.
 MEMORY: Final = "memory"
 NCCL: Final = "nccl"
 CHECKPOINT: Final = "checkpoint"
+STORE: Final = "store"
 
 _MAX_CAUSE: Final = 512  # characters
 _NO_PIECES: Final = Schema(()).encode()
@@ -62,7 +64,7 @@ class VersionMeta:
         digest: of what each method calls the version's bytes; equal bytes may have other digests
             under another method.
         parts: in the order of ranks; none where the bytes do not pass through the Synchronizer.
-        method: ``memory``, ``nccl`` or ``checkpoint``: how the bytes travel.
+        method: ``memory``, ``nccl``, ``checkpoint`` or ``store``: how the bytes travel.
         bytes: of all tensors.
     """
 
@@ -112,6 +114,11 @@ class Published:
         """A version that lies on the run's volume."""
         return Published(VersionMeta(version, digest, (), CHECKPOINT, bytes), location=location)
 
+    @staticmethod
+    def stored(version: int, digest: str, bytes: int) -> "Published":
+        """A version that the store's index names."""
+        return Published(VersionMeta(version, digest, (), STORE, bytes))
+
 
 @dataclass(frozen=True)
 class Announcement:
@@ -130,7 +137,8 @@ class Announcement:
             version is no error, and the state of explorers is noted.
 
     Raises:
-        ValueError: neither a broadcast version nor one with a location on the volume.
+        ValueError: a version that passes through Ray, or a location on the volume that is missing
+            or too many.
     """
 
     published: Published
@@ -143,10 +151,11 @@ class Announcement:
 
     def __post_init__(self) -> None:
         method, location = self.published.meta.method, self.published.location
-        if method not in (NCCL, CHECKPOINT) or (method == CHECKPOINT) != (location is not None):
+        known = method in (NCCL, STORE, CHECKPOINT)
+        if not known or (method == CHECKPOINT) != (location is not None):
             raise ValueError(
-                f"a version is announced with method {NCCL}, or with {CHECKPOINT} and a location; "
-                f"got {method!r} and {location}"
+                f"a version is announced with method {NCCL} or {STORE}, or with {CHECKPOINT} and a "
+                f"location; got {method!r} and {location}"
             )
 
 

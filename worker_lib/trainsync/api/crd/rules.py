@@ -141,8 +141,8 @@ RULES: Final[dict[str, list[Rule]]] = {
         Rule(
             f"self.sync.method != 'memory' || self.clusters.all(c, !{_EXPLORERS} || {_TRAINERS})",
             "spec.sync.method memory is for groups of roles Trainer and Explorer in one cluster,"
-            " because Ray carries the weights: choose nccl or checkpoint, or move the groups into"
-            " one of spec.clusters",
+            " because Ray carries the weights: choose nccl, checkpoint or store, or move the groups"
+            " into one of spec.clusters",
         ),
         Rule(
             f"!has(self.explorerReplicas) || {_EXPLORER_GROUPS} == 1",
@@ -176,9 +176,15 @@ RULES: Final[dict[str, list[Rule]]] = {
             "spec.sync.bucketSize is for spec.sync.method nccl alone: remove it with any other",
         ),
         Rule(
-            "!self.sync.delta || self.sync.method != 'checkpoint'",
+            "!self.sync.delta || self.sync.method in ['memory', 'nccl']",
             "spec.sync.delta is for spec.sync.method memory and nccl, because with checkpoint"
-            " explorers read whole committed files: remove it, or choose another method",
+            " explorers read whole committed files, and store has deltas of its own: remove it, or"
+            " choose another method",
+        ),
+        Rule(
+            "has(self.sync.store) == (self.sync.method == 'store')",
+            "spec.sync.store is for spec.sync.method store, which needs it: set it there, and"
+            " remove it with any other method",
         ),
         Rule(
             "self.sync.style == 'fixed' ? self.sync.offset <= self.sync.interval"
@@ -233,6 +239,7 @@ RULES: Final[dict[str, list[Rule]]] = {
     ],
     "spec.checkpoint.mirror": _of_bucket("spec.checkpoint.mirror"),
     "spec.checkpoint.storage.objectStore": _of_bucket("spec.checkpoint.storage.objectStore"),
+    "spec.sync.store": _of_bucket("spec.sync.store"),
     "spec.clusters[]": [
         Rule(
             "(has(self.rayClusterOverrides) && self.rayClusterOverrides.enableInTreeAutoscaling) =="

@@ -330,6 +330,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
             instead = {
                 SyncMethod.CHECKPOINT: "save_state_dict, since explorers take committed weights",
                 SyncMethod.NCCL: "WeightPublisher.publish, since explorers take broadcasts",
+                SyncMethod.STORE: "WeightPublisher.publish, since explorers read a store",
             }
             raise ValueError(
                 f"upload_state_dict is for sync.method memory, and explorers get weights by "

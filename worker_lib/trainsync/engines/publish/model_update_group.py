@@ -254,10 +254,7 @@ def _broadcast(
     engine: Any, group: ModelUpdateGroup, global_step: int | None
 ) -> BroadcastReport | None:
     def gather() -> Iterator[tuple[str, Value]]:
-        trained = adapt(engine)
-        if isinstance(trained, TrainedModule):
-            return sent_tensors(trained.module, trained.lora, group.dtype, group.ranks.root)
-        return narrowed(trained.get_per_tensor_param(), group.dtype)
+        return whole_tensors(engine, group.dtype, group.ranks.root)
 
     def describe() -> Description | None:
         trained = adapt(engine)
@@ -274,6 +271,19 @@ def _broadcast(
     if version == broadcaster.version:
         return together.lead(broadcaster.catch_up)
     return together.lead(lambda tensors: broadcaster.broadcast(version, tensors, describe=describe))
+
+
+def whole_tensors(engine: Any, dtype: torch.dtype | None, root: int) -> Iterator[tuple[str, Value]]:
+    """The engine's weights in full, on the root; all ranks iterate, as with `sent_tensors`.
+
+    Args:
+        engine, dtype: see `WeightPublisher`.
+        root: the rank that gets them, as the default group numbers it.
+    """
+    trained = adapt(engine)
+    if isinstance(trained, TrainedModule):
+        return sent_tensors(trained.module, trained.lora, dtype, root)
+    return narrowed(trained.get_per_tensor_param(), dtype)
 
 
 def _publishing(version: int | None) -> str:

@@ -2,8 +2,6 @@
 
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -21,6 +19,8 @@ from trainsync.engines.megatron.state_dicts import (
 )
 from trainsync.engines.protocol import is_megatron
 from trainsync.engines.publish.model_update_group import ModelUpdateGroup, fsdp_sync_weight_nccl
+from trainsync.engines.publish.report import PublishReport
+from trainsync.engines.publish.store_publishing import StorePublishing
 from trainsync.engines.trainer_ranks import trainer_ranks
 from trainsync.runtime.context import RunContext
 from trainsync.tracing.steps import StepTracer
@@ -31,43 +31,6 @@ from trainsync.weights.transports.shared_memory.segment_store import Sweeper
 __all__ = ["PublishReport", "WeightPublisher"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PublishReport:
-    """How one rank's part in publishing a version went.
-
-    Attributes:
-        version: the global step.
-        seconds: for which this rank was kept from training.
-        bytes: that this rank sent or staged; with ``nccl`` rank 0 sends them all.
-        lost: explorers that did not get it, and why; they may come back. Known to rank 0, with
-            ``nccl``.
-        refused: explorers whose model it does not fit, and why; they keep what they serve. Known
-            as ``lost`` is.
-        passes: how often the weights were sent: more than once when an explorer was lost, or not
-            all could take them the same way. Known as ``lost`` is.
-        group: explorers that got them from GPU to GPU. Known as ``lost`` is.
-        same_host: explorers that read them from shared memory. Known as ``lost`` is.
-        delta: explorers that got only what changed. Known as ``lost`` is.
-        delta_bytes: what those got; 0 when none did. Next to ``bytes`` it says whether a delta
-            pays.
-        delta_off: with ``sync.delta``, why what changed is not looked for at present: too much
-            changes each time, so that versions go in full, as fast as without. It begins again by
-            itself. Empty while it is looked for. With ``memory`` on every rank, of its own share.
-    """
-
-    version: int
-    seconds: float
-    bytes: int
-    lost: Mapping[str, str] = field(default_factory=dict)
-    refused: Mapping[str, str] = field(default_factory=dict)
-    passes: int = 1
-    same_host: tuple[str, ...] = ()
-    delta: tuple[str, ...] = ()
-    delta_bytes: int = 0
-    group: tuple[str, ...] = ()
-    delta_off: str = ""
 
 
 class WeightPublisher:
@@ -85,6 +48,7 @@ class WeightPublisher:
     - ``checkpoint``: every rank saves its shards as the step's state dict in the background;
       explorers are told when the monitor has committed it; an aborted one is not waited for,
       nor does the coordinator raise that.
+    - ``store``: the ranks gather, and rank 0 puts what changed into a bucket.
 
     Args:
         engine: verl's FSDPEngine or MegatronEngine, or what else `adapt` takes.
@@ -102,7 +66,8 @@ class WeightPublisher:
             such memory of their own, and refuse False.
 
     Raises:
-        What `ModelUpdateGroup.create` raises; WeightsUnavailableError.
+        What `ModelUpdateGroup.create` raises; WeightsUnavailableError: also of a store that cannot
+            be used.
         ValueError: deltas of Megatron's weights with ``memory``; an argument that the method does
             not take; a ``dtype`` that is not of floating point; this rank is not of the ``group``,
             or has another number in it than the ``coordinator`` has.
@@ -146,12 +111,14 @@ class WeightPublisher:
                 self._method = _Broadcasting(ctx, engine, dtype, group, shared_memory)
             case SyncMethod.CHECKPOINT:
                 self._method = _Saving(ctx, engine, coordinator, group, prover)
+            case SyncMethod.STORE:
+                self._method = StorePublishing(ctx, engine, dtype, group)
 
     def publish(self, step: int) -> PublishReport:
         """Publish the weights as version ``step``; when it returns they may change.
 
-        An explorer that did not get them is in the report, and is no error. No other collective of
-        the trainer ranks may run meanwhile.
+        An explorer that did not get them is in the report, and is no error; nor is a store that is
+        away. No other collective of the trainer ranks may run meanwhile.
 
         Args:
             step: the global step; greater than that of the last version. With ``nccl`` it may be
@@ -162,6 +129,7 @@ class WeightPublisher:
             TrainerRankFailedError: another rank failed or is gone. With ``checkpoint`` only before
                 it saves: what fails behind the caller aborts the version, which is logged; the pace
                 goes on without it.
+            SupersededTrainerError: with ``store``: a newer attempt publishes; on rank 0.
             What `fsdp_upload_state_dict`, `fsdp_sync_weight_nccl` or `fsdp_save_state_dict` raise,
             for the method.
         """

@@ -5,7 +5,7 @@ delta  = segments: where each ends in the stream (8) | bytes (8) | delta (`codec
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -26,8 +26,17 @@ _MAGIC: Final = b"tsa1"
 _LARGEST_SCHEMA: Final = 256 << 20
 _BLOCK: Final = 8 << 20
 
+Check = Callable[[], None]
+"""Called between the blocks of an object; what it raises ends the transfer."""
 
-def put_anchor(bucket: Bucket, key: str, schema: StreamSchema, data: torch.Tensor) -> StoredObject:
+
+def put_anchor(
+    bucket: Bucket,
+    key: str,
+    schema: StreamSchema,
+    data: torch.Tensor,
+    check: Check = lambda: None,
+) -> StoredObject:
     """Put a whole version.
 
     Args:
@@ -41,23 +50,26 @@ def put_anchor(bucket: Bucket, key: str, schema: StreamSchema, data: torch.Tenso
     stream: memoryview = data.numpy().data
     blocks = [memoryview(head)]
     blocks += [stream[start : start + _BLOCK] for start in range(0, len(stream), _BLOCK)]
-    return _put(bucket, key, blocks)
+    return _put(bucket, key, blocks, check)
 
 
-def put_delta(bucket: Bucket, key: str, segments: Sequence[Segment]) -> StoredObject:
+def put_delta(
+    bucket: Bucket, key: str, segments: Sequence[Segment], check: Check = lambda: None
+) -> StoredObject:
     """Put what changed. Raises `StoreError`."""
     blocks: list[memoryview] = []
     for segment in segments:
         head = _SEGMENT.pack(segment.stop, segment.delta.size)
         blocks += [memoryview(head), segment.delta.data]
-    return _put(bucket, key, blocks)
+    return _put(bucket, key, blocks, check)
 
 
-def _put(bucket: Bucket, key: str, blocks: Sequence[memoryview]) -> StoredObject:
+def _put(bucket: Bucket, key: str, blocks: Sequence[memoryview], check: Check) -> StoredObject:
     hasher, size = new_hasher(), sum(len(block) for block in blocks)
 
     def digested() -> Iterator[memoryview]:
         for block in blocks:
+            check()
             hasher.update(block)
             yield block
 
@@ -65,7 +77,7 @@ def _put(bucket: Bucket, key: str, blocks: Sequence[memoryview]) -> StoredObject
     return StoredObject(key, size, format_digest(hasher))
 
 
-def read_whole(bucket: Bucket, stored: StoredObject) -> Bytes:
+def read_whole(bucket: Bucket, stored: StoredObject, check: Check = lambda: None) -> Bytes:
     """The bytes of an object that fits into memory.
 
     Raises:
@@ -75,6 +87,7 @@ def read_whole(bucket: Bucket, stored: StoredObject) -> Bytes:
     data = np.empty(stored.bytes, np.uint8)
     done = 0
     for block in bucket.blocks(stored.key, stored.bytes):
+        check()
         data[done : done + len(block)] = np.frombuffer(block, np.uint8)
         done += len(block)
     if (found := f"xxh3-128:{xxhash.xxh3_128_hexdigest(data.data)}") != stored.digest:
@@ -104,7 +117,7 @@ class AnchorReading:
                 f"{stored.key} describes {self.schema.total} bytes, expected {total}"
             )
 
-    def into(self, target: Bytes) -> None:
+    def into(self, target: Bytes, check: Check = lambda: None) -> None:
         """Read the stream. Raises `DigestMismatchError` and `StoreError`."""
         done = 0
         block = self._rest
@@ -114,6 +127,7 @@ class AnchorReading:
                 raise DigestMismatchError(f"{self._stored.key} is longer than its stream")
             target[done : done + part.size] = part
             done += part.size
+            check()
             if (following := self._next()) is None:
                 break
             block = following

@@ -1,6 +1,7 @@
 """The trainer's side: versions into a store, as deltas with an anchor now and then."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +20,7 @@ from trainsync.weights.errors import (
     GroupFailedError,
     StaleVersionError,
     WeightsError,
+    WeightsLateError,
     WeightsUnavailableError,
 )
 from trainsync.weights.transports.anchors.index import (
@@ -64,10 +66,10 @@ class Stored:
 
 
 class AnchorPublisher:
-    """Publishes versions of one attempt. One thread, and one of its own for anchors.
+    """Publishes versions of one attempt. One thread, and one of its own that speaks to the store.
 
-    It holds one copy of the model in memory. Anchors that follow deltas are put behind the caller;
-    the next version waits for that.
+    It holds one copy of the model in memory. Anchors that follow deltas are put behind the caller,
+    and so is a version that is late; the next version waits for either.
 
     Args:
         retention: which versions stay.
@@ -100,8 +102,10 @@ class AnchorPublisher:
         self._base = DeltaBase(BUCKET_BYTES, Coding.COMPACT)
         require_conditional_puts(bucket)
         self._held = OwnedIndex(bucket, owner)
+        self._putting: Future[VersionRow] | None = None
         self._anchoring: Future[StoredObject] | None = None
         self._anchored: VersionRow | None = None
+        self._abandoned = threading.Event()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="trainsync-anchor")
         try:
             self._held.sweep()
@@ -119,43 +123,84 @@ class AnchorPublisher:
         Args:
             version: greater than that of this attempt's last one.
             tensors: gives an iterator, which is read once, and once more where the schema changed.
-            timeout: seconds for the former anchor and the copy; requests have bounds of their own.
+            timeout: seconds for what is on its way still, the copy and the store.
 
         Raises:
             StaleVersionError: the version is not newer than this attempt's last one.
             SupersededTrainerError: another trainer publishes by now. This one never can again.
-            WeightsUnavailableError: it was not in time.
+            WeightsLateError: the store was not in time with this version or an earlier one, which
+                still is on its way.
+            WeightsUnavailableError: the copy was not in time.
             StoreError: the store failed; the version is not published, or nothing more is known.
             UnsupportedWeightsError, InconsistentUploadError: as `DeltaBase.advance`.
         """
         started = time.monotonic()
+        deadline = started + timeout
+        self._end_put(deadline)  # it reads the copy, as the anchor does
+        self._end_anchor(deadline)
         newest = self.index.newest
         if newest is not None and self._is_mine(newest) and newest.weight_version >= version:
             raise StaleVersionError(
                 f"version {version} is to be published, but version {newest.weight_version} is "
                 "already; versions must increase"
             )
-        self._end_anchor(started + timeout)  # it reads the copy
         try:
-            held = self._base.advance(tensors, deadline=started + timeout)
+            held = self._base.advance(tensors, deadline=deadline)
         except GroupFailedError as error:
             raise WeightsUnavailableError(f"version {version}: {error}") from error
-        row = self._put(version, held)
-        failpoint("publish.object")
-        self._held.move(lambda index: self._with(index, row))
+        self._putting = self._pool.submit(self._publish, version, held)
+        try:
+            row = self._putting.result(max(0.0, deadline - time.monotonic()))
+        except FutureTimeoutError:
+            raise WeightsLateError(
+                f"version {version} is still on its way into {self._bucket.name}"
+            ) from None
+        finally:
+            self._forget_put()
         self._begin_anchor(row, held)
         sent = sum(one.bytes for one in row.objects)
         seconds = time.monotonic() - started
         return Stored(version, row.digest, row.bytes, sent, row.delta is not None, seconds)
 
     def close(self, timeout: float = 60.0) -> None:
-        """Let an anchor on its way end, and give the memory back. Versions stay."""
+        """Let what is on its way end, and give the memory back. Versions stay."""
+        deadline = time.monotonic() + timeout
         try:
-            self._end_anchor(time.monotonic() + timeout)
+            self._end_put(deadline)
+            self._end_anchor(deadline)
         except (WeightsError, StoreError) as error:
-            _LOG.warning("the last anchor is not published: %s", error)
+            _LOG.warning("the last version or anchor is not published: %s", error)
+        self._abandoned.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._base.close()
+
+    def _publish(self, version: int, held: HeldVersion) -> VersionRow:
+        row = self._put(version, held)
+        failpoint("publish.object")
+        self._held.move(lambda index: self._with(index, row))
+        return row
+
+    def _end_put(self, deadline: float) -> None:
+        """Wait for a version that was late."""
+        if self._putting is None:
+            return
+        try:
+            row = self._putting.result(max(0.0, deadline - time.monotonic()))
+        except FutureTimeoutError:
+            raise WeightsLateError(
+                f"an earlier version is still on its way into {self._bucket.name}"
+            ) from None
+        except StoreError as error:
+            _LOG.warning("an earlier version that was late is not published: %s", error)
+        else:
+            _LOG.info("version %d was late, and is published now", row.weight_version)
+        finally:
+            self._forget_put()
+
+    def _forget_put(self) -> None:
+        """Unless it still reads the copy."""
+        if self._putting is not None and self._putting.done():
+            self._putting = None
 
     def _is_mine(self, row: VersionRow) -> bool:
         mine = f"/{self._owner.run_uid}/{self._owner.attempt}-{self._owner.incarnation}/"
@@ -168,10 +213,12 @@ class AnchorPublisher:
         base = delta = anchor = None
         if held.delta is not None and chained:
             key = self._owner.new_key(version, "delta")
-            base, delta = held.base, put_delta(self._bucket, key, held.delta)
+            base, delta = held.base, put_delta(self._bucket, key, held.delta, self._check)
         else:
             key = self._owner.new_key(version, "anchor")
-            anchor = put_anchor(self._bucket, key, held.memory.schema, held.memory.data)
+            anchor = put_anchor(
+                self._bucket, key, held.memory.schema, held.memory.data, self._check
+            )
         return VersionRow(
             weight_version=version,
             attempt=self._owner.attempt,
@@ -200,9 +247,15 @@ class AnchorPublisher:
             return
         key = self._owner.new_key(row.weight_version, "anchor")
         self._anchored = row
+        schema, data = held.memory.schema, held.memory.data
         self._anchoring = self._pool.submit(
-            put_anchor, self._bucket, key, held.memory.schema, held.memory.data
+            put_anchor, self._bucket, key, schema, data, self._check
         )
+
+    def _check(self) -> None:
+        """Whether what is on its way is still wanted."""
+        if self._abandoned.is_set():
+            raise WeightsUnavailableError("the publisher is closed")
 
     def _is_due(self) -> bool:
         rows = self.index.versions
@@ -221,7 +274,7 @@ class AnchorPublisher:
         try:
             stored = self._anchoring.result(max(0.0, deadline - time.monotonic()))
         except FutureTimeoutError:
-            raise WeightsUnavailableError(
+            raise WeightsLateError(
                 f"the whole of version {self._anchored.weight_version} is still on its way into "
                 f"{self._bucket.name}"
             ) from None

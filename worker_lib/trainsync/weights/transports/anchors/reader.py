@@ -32,6 +32,7 @@ from trainsync.weights.transports.anchors.index import (
 )
 from trainsync.weights.transports.anchors.objects import (
     AnchorReading,
+    Check,
     apply_delta,
     read_whole,
     stream_digest,
@@ -87,7 +88,7 @@ class AnchorReader:
 
         Args:
             digest: of the version (`VersionRow`).
-            timeout: seconds, after which no further object is begun.
+            timeout: seconds, after which no further range of an object is begun.
 
         Raises:
             WeightsReplacedError: it is not in the store any more.
@@ -137,17 +138,21 @@ class AnchorReader:
     def _bring(self, way: Route, row: VersionRow, deadline: float) -> Counter[TransferKind]:
         taken: Counter[TransferKind] = Counter()
         what = f"version {row.weight_version}"
-        _check_time(deadline, what)
-        deltas = [(one.delta, self._pool.submit(read_whole, self._bucket, one.delta))
+
+        def check() -> None:
+            _check_time(deadline, what)
+
+        check()
+        deltas = [(one.delta, self._pool.submit(read_whole, self._bucket, one.delta, check))
                   for one in way.deltas if one.delta is not None]  # fmt: skip
         try:
-            staged = self._begin(way, row)
+            staged = self._begin(way, row, check)
             if way.anchor is not None and way.anchor.anchor is not None:
                 taken[TransferKind.WHOLE] += way.anchor.anchor.bytes
             target: Bytes = staged.data.numpy()
             staged.holds = None  # until it is whole
             for stored, coming in deltas:
-                _check_time(deadline, what)
+                check()
                 with self._named(what), _breaking(stored):
                     apply_delta(coming.result(), target)
                 taken[TransferKind.DELTA] += stored.bytes
@@ -166,7 +171,7 @@ class AnchorReader:
         )
         return taken
 
-    def _begin(self, way: Route, row: VersionRow) -> StagingSet:
+    def _begin(self, way: Route, row: VersionRow, check: Check) -> StagingSet:
         """Memory with the version that the route starts from."""
         what = f"version {row.weight_version}"
         if way.anchor is None or way.anchor.anchor is None:
@@ -178,7 +183,7 @@ class AnchorReader:
         staged = self._sets.stage(reading.schema)
         staged.holds = None
         with self._named(what), _breaking(stored):
-            reading.into(staged.data.numpy())
+            reading.into(staged.data.numpy(), check)
         return staged
 
     @contextmanager

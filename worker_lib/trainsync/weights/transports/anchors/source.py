@@ -1,0 +1,64 @@
+"""The method ``store`` on the explorer's side: versions out of a bucket."""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+from trainsync.storage.objects.bucket import Bucket
+from trainsync.weights.buckets.layout import TensorMeta
+from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.transports.anchors.reader import AnchorReader
+from trainsync.weights.transports.base import Weights, WeightSource
+from trainsync.weights.versions import STORE, Published
+
+
+class StoreSource(WeightSource):
+    """Stages what was announced while the version before is served; needs to read alone.
+
+    Args:
+        expected: what the model takes; other weights are refused. None: anything.
+
+    Raises:
+        DeltaError: numba is not there.
+    """
+
+    def __init__(self, bucket: Bucket, *, expected: Sequence[TensorMeta] | None = None) -> None:
+        self._reader = AnchorReader(bucket, expected)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="trainsync-ready")
+        self._readying: Future[None] | None = None
+
+    def fetch(self, published: Published, timeout: float) -> Weights:
+        """See `WeightSource`."""
+        meta = published.meta
+        if meta.method != STORE:
+            raise WeightsUnavailableError(
+                f"version {meta.version} was published by {meta.method}, not through a store"
+            )
+        started = time.monotonic()
+        self.wait_ready(timeout)
+        left = max(0.0, timeout - (time.monotonic() - started))
+        return self._reader.fetch(meta.version, meta.digest, left)
+
+    def copied(self, weights: Weights) -> None:
+        """Copy them for the next delta to change, behind the caller."""
+        self._readying = self._pool.submit(self._reader.make_ready)
+
+    def wait_ready(self, timeout: float) -> None:
+        """Until what was `copied` is ready for the next delta.
+
+        Raises:
+            WeightsUnavailableError: it is not within ``timeout`` seconds.
+        """
+        if self._readying is None:
+            return
+        try:
+            self._readying.result(timeout)
+        except FutureTimeoutError:
+            raise WeightsUnavailableError("the version before is still being copied") from None
+        self._readying = None
+
+    def close(self) -> None:
+        """End its threads."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._reader.close()
