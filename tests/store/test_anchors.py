@@ -12,6 +12,7 @@ import torch
 from trainsync.failpoints import POINTS, PUBLISH, enabled
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import StoreRefusedError, StoreUnavailableError
+from trainsync.storage.saves.incarnations import successor
 from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.errors import (
     DigestMismatchError,
@@ -34,7 +35,7 @@ from tests.store.fault_proxy import Fault
 from tests.store.publishing import ANCHOR_EVERY, Named, weights
 from tests.store.server import Server
 
-FIRST = Owner("run-uid", 1, "aaaa")
+FIRST = Owner("run-uid", 1, "aaaa0000")
 SECOND = Owner("run-uid", 2, "bbbb")
 READER = "AKIAREADERREADERREAD"
 QUICK = replace(FAST, retries=0, retry_seconds=0.5, call_seconds=3.0)
@@ -213,6 +214,21 @@ def test_a_deposed_trainer_cannot_publish_nor_take_over_again(
     assert same(take(explorer), weights(2, attempt=2))
     assert [row.weight_version for row in second.index.versions] == [1, 2]
     second.close()
+
+
+def test_the_successor_of_a_restart_in_place_takes_over_and_goes_back_to_its_step(
+    place: Place, trainer: AnchorPublisher, explorer: AnchorReader
+) -> None:
+    publish(trainer, 1, 3)
+    after = Owner("run-uid", 1, successor(FIRST.incarnation))
+    restarted = AnchorPublisher(place.open(), after)
+    with pytest.raises(SupersededTrainerError):
+        publish(trainer, 4, 4)
+    with pytest.raises(SupersededTrainerError, match="may not"):
+        AnchorPublisher(place.open(), FIRST)
+    publish(restarted, 2, 3, attempt=2)
+    assert same(take(explorer), weights(3, attempt=2))
+    restarted.close()
 
 
 def test_one_that_is_deposed_between_object_and_index_publishes_nothing(

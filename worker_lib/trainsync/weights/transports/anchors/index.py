@@ -13,6 +13,7 @@ from trainsync.storage.digest import PATTERN
 from trainsync.storage.errors import DamagedFileError
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.records import RECORD_CONFIG, decode, encode
+from trainsync.storage.saves.incarnations import generation
 
 WEIGHTS: Final = "weights"
 INDEX: Final = f"{WEIGHTS}/INDEX.json"
@@ -45,6 +46,11 @@ class Owner:
                 raise ValueError(
                     f"the {name} is {value!r}; expected letters, digits, '.', '_' and '-'"
                 )
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Attempt, and how often it was restarted in place before: a later trainer's is greater."""
+        return self.attempt, generation(self.incarnation)
 
     def new_key(self, version: int, kind: str) -> str:
         """A key that no other object has."""

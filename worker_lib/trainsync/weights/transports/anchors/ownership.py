@@ -129,7 +129,7 @@ class OwnedIndex:
         mine = self._owner
         if there.run_uid != mine.run_uid or there.owner == mine:
             return
-        if there.attempt >= mine.attempt:
+        if there.owner.age >= mine.age:
             raise SupersededTrainerError(
                 f"attempt {there.attempt} ({there.incarnation}) publishes weights in "
                 f"{self._bucket.name}, so attempt {mine.attempt} ({mine.incarnation}) may not"
