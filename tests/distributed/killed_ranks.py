@@ -14,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 import tiny_grpo.ray_trainers
 import tiny_grpo.train
@@ -64,7 +65,7 @@ class KilledRank(_RankActor):
             self._die("load")
             return load(*arguments, **named)
 
-        tiny_grpo.trainer.load_sharded = dying  # type: ignore[assignment]
+        mock.patch.object(tiny_grpo.trainer, "load_sharded", dying).start()
 
     def _die(self, phase: str) -> None:
         if self._taken(phase):
@@ -93,10 +94,12 @@ class TimedHistory(History):
 
 def main() -> None:
     """Train without pauses between restarts."""
-    tiny_grpo.ray_trainers._RankActor = KilledRank  # type: ignore[misc]
-    tiny_grpo.train.History = TimedHistory  # type: ignore[misc]
-    restarts._PAUSES = (0.0,)  # type: ignore[misc]
-    tiny_grpo.train.main()
+    with (
+        mock.patch.object(tiny_grpo.ray_trainers, "_RankActor", KilledRank),
+        mock.patch.object(tiny_grpo.train, "History", TimedHistory),
+        mock.patch.object(restarts, "_PAUSES", (0.0,)),
+    ):
+        tiny_grpo.train.main()
 
 
 if __name__ == "__main__":

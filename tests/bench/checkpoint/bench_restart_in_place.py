@@ -90,7 +90,8 @@ def start() -> float:
     from tiny_grpo.ray_trainers import together
 
     began = time.perf_counter()
-    actors = [ray.remote(_Idle).options(num_cpus=0).remote(rank) for rank in range(RANKS)]
+    idle: Any = ray.remote(_Idle).options(num_cpus=0)
+    actors = [idle.remote(rank) for rank in range(RANKS)]
     (endpoint,) = together([actors[0].listen.remote()], 120.0)
     together([actor.join.remote(endpoint) for actor in actors], 120.0)
     seconds = time.perf_counter() - began

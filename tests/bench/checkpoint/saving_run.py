@@ -14,6 +14,7 @@ from tiny_grpo.config import Config
 from tiny_grpo.driver import train
 from tiny_grpo.explorers import ExplorerGroup
 from tiny_grpo.history import History
+from tiny_grpo.probes import Probes
 from tiny_grpo.ray_trainers import RayTrainers
 from trainsync import RunContext
 
@@ -46,10 +47,10 @@ def main() -> None:
         ray.init(address="local", include_dashboard=False, log_to_driver=False)
         ctx.synchronizer()
         explorers = ExplorerGroup(ctx, config)
-        trainers = RayTrainers(ctx, config, resume=None)
+        trainers = RayTrainers(ctx, config, None, nodes=[])
         explorers.wait_ready()
         in_turn = cast(RunContext, SavesInTurn(ctx, block))
-        train(in_turn, config, trainers, explorers, History(history))
+        train(in_turn, config, trainers, explorers, History(history), Probes())
 
 
 if __name__ == "__main__":

@@ -1,11 +1,16 @@
 """Names of incarnations, and which succeeds which."""
 
+import json
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.incarnations import MOST_RESTARTS, generation, succeeds, successor
+from trainsync.storage.saves.resume_target import resumed_from, write_resume_target
 
 NAMES = st.from_regex(r"[a-z0-9]{8,32}", fullmatch=True)
 
@@ -39,3 +44,20 @@ def test_a_name_of_a_claim_is_no_successor() -> None:
 def test_an_attempt_is_not_restarted_for_ever() -> None:
     with pytest.raises(ValueError, match="99 times at most"):
         successor(f"0123456789abcdefr{MOST_RESTARTS}x00000000")
+
+
+def test_a_resume_target_of_a_release_without_restarts_is_read_as_before_the_first(
+    tmp_path: Path,
+) -> None:
+    run = RunDirectory(tmp_path)
+    run.resume_target.parent.mkdir()
+    record = {"attempt": 2, "step": 10, "manifestDigest": "sha256:0", "runUid": "u", "version": 1}
+    run.resume_target.write_text(json.dumps(record))
+    older = resumed_from(run, "u", 2)
+    assert older is not None
+    assert (older.step, older.age("u")) == (10, (True, 2, 0))
+    assert resumed_from(run, "u", 2, restarts=1) is None
+    name = successor("0123456789abcdef")
+    write_resume_target(run, replace(older, incarnation=name))
+    assert resumed_from(run, "u", 2) is None
+    assert resumed_from(run, "u", 2, restarts=1) is not None

@@ -94,7 +94,8 @@ def test_a_servers_token_passes_on_no_other_route(
     trainer(monitor, token_file).close()
     token = signer.server_token()
     routes = [
-        ("POST", "/v1/claims"), ("POST", "/v1/saves"), ("GET", "/v1/saves/checkpoint/1"),
+        ("POST", "/v1/claims"), ("POST", "/v1/renewals"), ("POST", "/v1/saves"),
+        ("GET", "/v1/saves/checkpoint/1"),
         ("GET", "/v1/commits/state_dict"), ("POST", "/v1/receipts"), ("POST", "/v1/failures"),
         ("GET", "/v1/resume"), ("POST", "/v1/damage"), ("POST", "/v1/permits"),
         ("DELETE", "/v1/permits/aaaaaaaa"), ("POST", "/v1/stop"), ("GET", "/v1/farewell"),
