@@ -22,6 +22,8 @@ CLUSTER = "spec.clusters.0"
 SERVERS = served()["spec"]["servers"]
 PATH = "spec.checkpoint.path"
 CLAIM = "spec.checkpoint.storage.volumeClaimTemplate"
+STORAGE = "spec.checkpoint.storage"
+IN_BUCKET = {"objectStore": {"url": "s3://bucket/run"}}
 
 # changed field of the minimal manifest, new value, field in the message, remedy in the message
 WRONG: dict[str, tuple[str, Any, str, str]] = {
@@ -211,6 +213,32 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
         "let the server listen on another"),
     "no checkpoint": ("spec.checkpoint", ..., "spec.checkpoint", "Required value"),
     "no storage": ("spec.checkpoint.storage", {}, "spec.checkpoint.storage", "set the one"),
+    "bucket beside a claim": (
+        "spec.checkpoint.storage.objectStore", {"url": "s3://bucket/run"},
+        "spec.checkpoint.storage", "remove the others"),
+    "bucket without a prefix": (
+        STORAGE, {"objectStore": {"url": "s3://bucket"}},
+        "spec.checkpoint.storage.objectStore.url", "must be s3://bucket/prefix"),
+    "bucket by plain http": (
+        STORAGE, {"objectStore": {"url": "s3://bucket/run", "endpoint": "http://s3.example.com"}},
+        "spec.checkpoint.storage.objectStore", "set allowHttp"),
+    "path in a bucket": (
+        "spec.checkpoint", {"storage": IN_BUCKET, "path": "team/run-1"},
+        "spec.checkpoint.path", "remove them"),
+    "mirror of a bucket": (
+        "spec.checkpoint", {"storage": IN_BUCKET, "mirror": {"url": "s3://bucket/other"}},
+        "mirror", "remove them"),
+    "memory over a bucket": (
+        "spec.checkpoint", {"storage": IN_BUCKET, "memory": {"budget": "1Gi"}},
+        "memory", "remove them"),
+    "weights through files of a bucket": (
+        "spec", {**minimal()["spec"], "checkpoint": {"storage": IN_BUCKET},
+                 "sync": {"method": "checkpoint"}},
+        "spec.sync.method", "choose memory or nccl"),
+    "roll-back in a bucket": (
+        "spec", {**minimal()["spec"], "checkpoint": {"storage": IN_BUCKET},
+                 "resumeFrom": {"step": 1}},
+        "spec.resumeFrom", "remove it"),
     "both storages": (CLAIM, {"size": "1Gi"}, "spec.checkpoint.storage", "remove the other"),
     "claim of size zero": (
         "spec.checkpoint.storage", {"volumeClaimTemplate": {"size": "0"}},
@@ -356,6 +384,22 @@ def test_a_minimal_manifest_gets_its_defaults(namespace: Kubectl) -> None:
     assert spec["checkpoint"]["saveStrategy"] == "unrestricted"
     assert spec["clusters"][0]["groups"][0]["replicas"] == 1
     assert spec["ttlSecondsAfterFinished"] == 300
+
+
+def test_a_bucket_needs_its_url_alone_and_neither_moves_nor_becomes_a_volume(
+    namespace: Kubectl,
+) -> None:
+    bucket = changed(minimal(), STORAGE, IN_BUCKET)
+    assert namespace.apply(bucket).returncode == 0
+    keys = {"secretRef": {"name": "bucket-keys"}}
+    with_keys = changed(bucket, f"{STORAGE}.objectStore.credentials", keys)
+    assert namespace.apply(with_keys).returncode == 0, "a run may get other credentials"
+    for other in (
+        {"objectStore": {"url": "s3://bucket/b"}},
+        minimal()["spec"]["checkpoint"]["storage"],
+    ):
+        done = namespace.apply(changed(bucket, STORAGE, other))
+        assert "spec.checkpoint.storage is immutable" in done.stderr
 
 
 def test_a_claim_template_asks_for_many_writers_by_default(namespace: Kubectl) -> None:

@@ -31,10 +31,11 @@ class Server:
     pid: int
     port: int
     root: Path
+    host: str = "127.0.0.1"
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def bucket(self, name: str) -> Path:
         """Make a bucket; the directory with its objects as files."""
@@ -82,11 +83,14 @@ def request(port: int, method: str, path: str, query: str = "", body: bytes = b"
 
 
 @contextmanager
-def serving(program: Path, root: Path, host: str = "127.0.0.1") -> Iterator[Server]:
+def serving(
+    program: Path, root: Path, host: str = "127.0.0.1", port: int | None = None
+) -> Iterator[Server]:
     """A server for as long as the body runs, on what an earlier one left; then it is killed.
 
     Args:
         host: the address that it listens on; "": all of this machine.
+        port: a free one without it.
     """
     root.mkdir(parents=True, exist_ok=True)
     users = root.with_name("users")
@@ -97,27 +101,27 @@ def serving(program: Path, root: Path, host: str = "127.0.0.1") -> Iterator[Serv
         "ROOT_SECRET_ACCESS_KEY": SECRET,
     }
     with reserved_port() as bound, (root.parent / "server.log").open("wb") as log:
-        port = port_of(bound)
+        port = port_of(bound) if port is None else port
         command = [program, "--quiet", "--port", f"{host}:{port}", "--region", REGION]
         command += ["--iam-dir", str(users)]
         process = subprocess.Popen(
             [*command, "posix", str(root)], env=environment, stdout=log, stderr=log
         )
         try:
-            wait_for_port(process, port)
-            yield Server(program, process.pid, port, root)
+            wait_for_port(process, port, host)
+            yield Server(program, process.pid, port, root, host)
         finally:
             process.kill()
             process.wait()
 
 
-def wait_for_port(process: "subprocess.Popen[bytes]", port: int) -> None:
+def wait_for_port(process: "subprocess.Popen[bytes]", port: int, host: str = "127.0.0.1") -> None:
     """Wait until a server listens; fail if its process ends."""
     end = time.monotonic() + _START_SECONDS
     while True:
         assert process.poll() is None, f"the server ended with {process.returncode}"
         try:
-            with socket.create_connection(("127.0.0.1", port), 1.0):
+            with socket.create_connection((host, port), 1.0):
                 return
         except OSError:
             assert time.monotonic() < end, "the server does not listen"

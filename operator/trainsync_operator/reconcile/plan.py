@@ -32,6 +32,7 @@ from trainsync_operator.kube.kinds import (
     Kind,
 )
 from trainsync_operator.kube.objects import Object
+from trainsync_operator.reconcile.decide import startup
 from trainsync_operator.reconcile.observed import Observed, RayCluster
 from trainsync_operator.reconcile.run import Problem, Run, SpecError, State
 from trainsync_operator.reconcile.servers import wanted as servers
@@ -113,11 +114,12 @@ def why_not_ready(cluster: Cluster, state: State, observed: Observed) -> str | N
     return None
 
 
-def why_monitor_not_ready(observed: Observed) -> str | None:
+def why_monitor_not_ready(run: Run, observed: Observed) -> str | None:
     """One sentence on why the monitor is not ready; None when it is ready."""
     if observed.monitor_ready:
         return None
-    problem = f" {observed.monitor_problem}" if observed.monitor_problem else ""
+    said = observed.monitor_problem or startup.store_problem(run)
+    problem = f" {said}" if said else ""
     return f"The run's monitor is not ready.{problem}"
 
 
@@ -128,7 +130,7 @@ def _why_no_job(run: Run, state: State, observed: Observed, now: datetime) -> st
     old = [j.name for j in observed.jobs if j.attempt != state.attempt and not j.finished]
     if old:
         return f"RayJob {old[0]} of an older attempt is being stopped."
-    monitor = why_monitor_not_ready(observed)
+    monitor = why_monitor_not_ready(run, observed)
     if monitor:
         return monitor
     reasons = (why_not_ready(cluster, state, observed) for cluster in run.spec.clusters)

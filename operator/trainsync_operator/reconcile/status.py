@@ -123,7 +123,7 @@ def _ready_and_progressing(
         return facts(
             False, True, "JobStarting", f"The job of attempt {state.attempt} starts{said}."
         )
-    unready = [why_monitor_not_ready(observed)]
+    unready = [why_monitor_not_ready(run, observed)]
     unready += [why_not_ready(cluster, state, observed) for cluster in run.spec.clusters]
     complaint = next((text for text in unready if text), None)
     running = f"The job of attempt {state.attempt} runs."

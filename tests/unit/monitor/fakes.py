@@ -17,6 +17,7 @@ from trainsync.kube.client import KubeError, Object
 from trainsync.monitor.page.feed import AGES, MaxAges
 from trainsync.monitor.server.app import Process
 from trainsync.monitor.server.settings import MonitorServerSettings
+from trainsync.storage.objects.bucket import Bucket
 
 UID = "11111111-2222-3333-4444-555555555555"
 ISSUER = "https://kubernetes.default.svc.cluster.local"
@@ -153,7 +154,13 @@ class RunningMonitor:
     """The whole monitor process with uvicorn, in a thread of the test."""
 
     def __init__(
-        self, api: FakeApi, directory: Path, *, port: int = 0, page_ages: MaxAges = AGES
+        self,
+        api: FakeApi,
+        directory: Path | None,
+        *,
+        port: int = 0,
+        page_ages: MaxAges = AGES,
+        bucket: Bucket | None = None,
     ) -> None:
         settings = MonitorServerSettings(
             run_name="run",
@@ -165,8 +172,11 @@ class RunningMonitor:
             lag_allowed=1,
             log_level=LogLevel.INFO,
             identity="monitor-pod",
+            store=None if bucket is None else bucket.name,
         )
-        self.process = Process(settings, api, host="127.0.0.1", port=port, page_ages=page_ages)
+        self.process = Process(
+            settings, api, host="127.0.0.1", port=port, page_ages=page_ages, bucket=bucket
+        )
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

@@ -53,6 +53,9 @@ TOKEN_FILE: Final = f"{TOKEN_DIRECTORY}/token"
 # Shared by the monitor and every GPU pod, so that both may rename each other's files on the volume.
 FS_GROUP: Final = 65532
 
+# Reason of CheckpointHealthy while a run's bucket refuses: then the monitor is not ready.
+STORE_FAILING: Final = "StoreFailing"
+
 # Ray custom resources that the operator gives each pod of a role (1 a pod), for placing actors.
 RAY_RESOURCE_TRAINER: Final = "trainsync-trainer"
 RAY_RESOURCE_EXPLORER: Final = "trainsync-explorer"

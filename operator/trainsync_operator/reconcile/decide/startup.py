@@ -9,7 +9,9 @@ from typing import Final
 
 from trainsync.api import names
 from trainsync.api.spec import Cluster
+from trainsync.api.status import ConditionType
 
+from trainsync_operator.kube import objects
 from trainsync_operator.reconcile.observed import NOT_STARTED, JobPhase, Observed, Pod
 from trainsync_operator.reconcile.run import Run, State
 
@@ -122,4 +124,12 @@ def problem_word(run: Run, state: State, observed: Observed) -> str | None:
         return "ReplicaFailure"  # KubeRay's word: it cannot make pods, as of a quota
     if observed.monitor_problem and not observed.monitor_ready:
         return observed.monitor_problem.split(":")[0]
+    if store_problem(run) is not None and not observed.monitor_ready:
+        return names.STORE_FAILING
     return None
+
+
+def store_problem(run: Run) -> str | None:
+    """What the monitor says of the run's bucket, where that refuses."""
+    found = objects.condition({"status": run.status}, ConditionType.CHECKPOINT_HEALTHY) or {}
+    return found.get("message") if found.get("reason") == names.STORE_FAILING else None

@@ -104,6 +104,20 @@ def test_a_table_shows_what_keeps_a_pod_from_starting(observed: Observed, word: 
         assert "problem" not in ended
 
 
+def test_a_bucket_that_refuses_is_what_keeps_the_monitor_from_being_ready() -> None:
+    said = {
+        "type": "CheckpointHealthy",
+        "status": "False",
+        "reason": "StoreFailing",
+        "message": "s3://bucket/run, putting probe/x: access is denied (403)",
+    }
+    run = replace(make_run(), status={"conditions": [said]})
+    built = status.build(run, BEGUN, healthy(monitor_ready=False), NOW)
+    assert "access is denied" in condition(built, "Ready")["message"]
+    assert built["problem"] == "StoreFailing"
+    assert "problem" not in status.build(run, BEGUN, RUNS, NOW)
+
+
 def test_a_table_shows_what_keeps_the_operator_from_making_children() -> None:
     problem = Problem("NameTaken", "Rename it.")
     built = status.build(make_run(), BEGUN, RUNS, NOW, problem=problem)

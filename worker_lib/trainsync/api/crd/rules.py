@@ -364,7 +364,7 @@ RULES: Final[dict[str, list[Rule]]] = {
             "[has(self.persistentVolumeClaim), has(self.volumeClaimTemplate),"
             " has(self.objectStore)].filter(given, given).size() == 1",
             "spec.checkpoint.storage must hold exactly one of persistentVolumeClaim,"
-            " volumeClaimTemplate and objectStore: set one and remove the others",
+            " volumeClaimTemplate and objectStore: set the one and remove the others",
         ),
     ],
     "spec.checkpoint.storage.volumeClaimTemplate.size": [

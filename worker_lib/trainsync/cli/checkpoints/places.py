@@ -1,9 +1,11 @@
 """The places that the commands look at: a run's directory, or a store in object storage."""
 
+import os
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from trainsync.api import env
 from trainsync.api.protocol import SaveKind
 from trainsync.cli.checkpoints import prune_plan, reports
 from trainsync.cli.checkpoints.reports import SaveReport
@@ -21,6 +23,7 @@ from trainsync.storage.objects import address, commits, inspecting, removal
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import StoreUrlError
 from trainsync.storage.objects.inspecting import StoredSave
+from trainsync.storage.objects.of_run import options_of_run
 from trainsync.storage.objects.opening import StoreOptions, open_store
 from trainsync.storage.saves import pointers, receipts
 from trainsync.storage.saves.manifest import Manifest
@@ -108,7 +111,12 @@ def open_bucket(text: str, options: StoreOptions) -> Bucket:
 
 
 def store_of(text: str, options: StoreOptions) -> Bucket:
-    """The store of the URL ``text``, whatever it holds; ends the command when the URL is wrong."""
+    """The store of the URL ``text``, whatever it holds; ends the command when the URL is wrong.
+
+    In a pod of a run the run's own store is opened as its processes do.
+    """
+    if options == StoreOptions() and text == os.environ.get(env.CHECKPOINT_DIR):
+        options = options_of_run()
     try:
         return open_store(text, options)
     except StoreUrlError as error:

@@ -4,6 +4,7 @@ import logging
 from enum import StrEnum
 from typing import Final
 
+from trainsync.api import names
 from trainsync.monitor.commit.observer import Observer
 
 _LOG = logging.getLogger(__name__)
@@ -15,7 +16,7 @@ class Unhealthy(StrEnum):
     MISSING = "CheckpointMissing"
     DAMAGED = "CheckpointDamaged"
     VOLUME = "VolumeFailing"
-    STORE = "StoreFailing"
+    STORE = names.STORE_FAILING
     POINTER = "PointerWrong"
     SAVE = "SaveFailed"
 

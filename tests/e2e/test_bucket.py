@@ -1,0 +1,99 @@
+"""A run whose checkpoints are in a bucket, with no volume at all: a trainer is killed, and the next
+attempt goes on from the bucket."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from trainsync.api.names import LABEL_ROLE, LABEL_RUN
+from trainsync.api.protocol import SaveKind
+from trainsync.storage.objects import commits, inspecting
+from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.opening import StoreOptions, open_store
+
+from demo.platform import Platform, devcluster_name, own_cluster
+from devcluster import lifecycle
+from devcluster.shell import Progress
+from devcluster.tools import ensure_store_servers
+from tests.e2e import example, harness
+from tests.store.server import ACCESS, REGION, SECRET, Server, serving
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+NAME, BUCKET, KEYS = "in-bucket", "checkpoints", "bucket-keys"
+STEPS, INTERVAL, KEPT = 16, 4, 2
+POLICY = {"maxRestarts": 1, "backoffSeconds": 0}
+CHECKPOINT = SaveKind.CHECKPOINT
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """An S3 server on this machine, which the development cluster's pods reach."""
+    if own_cluster(os.environ.get("KUBECONFIG")):
+        pytest.skip("KUBECONFIG is a cluster of yours, whose pods do not reach this machine")
+    host = lifecycle.require_record(devcluster_name(os.environ.get("KUBECONFIG"))).cluster
+    program = ensure_store_servers(Progress()).path("versitygw")
+    with serving(program, tmp_path / "data", host.host_address) as found:
+        found.bucket(BUCKET)
+        yield found
+
+
+@pytest.fixture
+def bucket(server: Server) -> Bucket:
+    options = StoreOptions(
+        endpoint=server.endpoint,
+        region=REGION,
+        allow_http=True,
+        credentials={"access_key_id": ACCESS, "secret_access_key": SECRET},
+    )
+    return open_store(f"s3://{BUCKET}/{NAME}", options)
+
+
+def test_a_run_without_a_volume_goes_on_from_its_bucket_when_a_trainer_is_killed(
+    platform: Platform, server: Server, bucket: Bucket
+) -> None:
+    kubectl, namespace = platform.kubectl, harness.NAMESPACE
+    keys = {"AWS_ACCESS_KEY_ID": ACCESS, "AWS_SECRET_ACCESS_KEY": SECRET}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": KEYS}, "stringData": keys}
+    kubectl.apply(secret, namespace=namespace)
+    store = {
+        "url": f"s3://{BUCKET}/{NAME}",
+        "endpoint": server.endpoint,
+        "region": REGION,
+        "allowHttp": True,
+        "credentials": {"secretRef": {"name": KEYS}},
+    }
+    checkpoint = {
+        "storage": {"objectStore": store},
+        "interval": INTERVAL,
+        "maxToKeep": KEPT,
+        "verify": "digest",
+    }
+    run = example.start(platform, NAME, STEPS, checkpoint=checkpoint, failurePolicy=POLICY)
+    try:
+        run.wait(lambda seen, _: (seen.committed or 0) >= INTERVAL, "a step is committed", 240)
+        selector = f"{LABEL_RUN}={NAME}"
+        pods = kubectl.objects("pods", namespace, selector)
+        assert not [p for p in pods for v in p["spec"]["volumes"] if "persistentVolumeClaim" in v]
+        assert kubectl.objects("persistentvolumeclaims", namespace, selector) == []
+        trainers = kubectl.objects("pods", namespace, f"{selector},{LABEL_ROLE}=Trainer")
+        victim = trainers[-1]["metadata"]["name"]
+        words = ("delete", "pod", victim, "--grace-period=0", "--force", "--wait=false")
+        kubectl.run("-n", namespace, *words)
+        end = run.wait_complete(300)
+        assert end.attempt == 1
+        assert end.metrics["resumed_step"] >= INTERVAL
+        assert (end.step, end.committed) == (STEPS, STEPS)
+        told = [kubectl.objects(kind, namespace) for kind in ("pods", "events", "trainingruns")]
+        assert SECRET not in json.dumps(told)
+    finally:
+        run.delete()
+        kubectl.delete("secret", KEYS, namespace)
+    # The bucket outlives the run.
+    steps = commits.committed_steps(bucket, CHECKPOINT)
+    assert steps == [STEPS - INTERVAL, STEPS]
+    for step in steps:
+        stored = commits.read_manifest(bucket, CHECKPOINT, step)
+        assert inspecting.size_findings(bucket, stored) == []
