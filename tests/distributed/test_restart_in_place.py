@@ -17,7 +17,7 @@ from tests.distributed.tiny_run import CONFIG, Run, shared_ray
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 
 STEPS = 22
-SMALL = replace(CONFIG, steps=STEPS, base_steps=20)
+SMALL = replace(CONFIG, steps=STEPS)
 # By rank; every phase of a step, of a save, of keeping in memory, and of a restart itself.
 KILLS = (
     "step-2.1",
@@ -54,7 +54,8 @@ def trained(directory: Path, address: str, kills: tuple[str, ...], **sync: str) 
     }
     run = Run(directory, address, **sync)
     run.environment |= memory
-    (directory / "kills").mkdir()
+    for name in ("kills", "memory"):
+        (directory / name).mkdir()
     for kill in kills:
         (directory / "kills" / kill).touch()
     options = ("--max-restarts", "20")
