@@ -23,7 +23,7 @@ from tests.store.server import ACCESS, REGION, SECRET, Server, serving
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 NAME, BUCKET, KEYS = "in-bucket", "checkpoints", "bucket-keys"
-STEPS, INTERVAL, KEPT = 16, 4, 2
+STEPS, INTERVAL, KEPT = 40, 4, 2
 POLICY = {"maxRestarts": 1, "backoffSeconds": 0}
 CHECKPOINT = SaveKind.CHECKPOINT
 

@@ -25,6 +25,7 @@ from devcluster.shell import Progress
 from devcluster.tools import ensure_store_servers
 from tests.store.conftest import FAST, PROGRAM, Place
 from tests.store.server import ACCESS, REGION, SECRET, serving
+from tests.unit.cli.commands import document
 from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
 from tests.unit.monitor.saves import SECOND
 from tests.unit.monitor.server.clients import PATIENT, Clients
@@ -124,6 +125,8 @@ def test_saves_commit_and_the_next_attempt_resumes_with_another_monitor(
         client.close()
     bucket = place.open()
     assert commits.committed_steps(bucket, CHECKPOINT) == [5, 10, 15]
+    pod.setenv(env.CHECKPOINT_DIR, url)  # a command in a pod of the run, without options
+    assert [each["step"] for each in document("ls", url)["saves"]] == [5, 10, 15]
     said = json.dumps([status for _, status in api.writes] + api.events)
     assert SECRET not in said
     assert ACCESS not in said

@@ -57,8 +57,11 @@ _GRACE_SECONDS: Final = 5
 _CLOSE_SECONDS: Final = 15.0
 _MIRROR_SECONDS: Final = 2.0
 _READ_AGAIN_SECONDS: Final = 2.0
-_LIMITS: Final = Limits(connect_seconds=5.0, call_seconds=15.0, retries=3, retry_seconds=10.0)
-"""A bucket that refuses is told of within seconds; the core asks it again."""
+_LIMITS: Final = Limits(
+    connect_seconds=5.0, call_seconds=15.0, retries=3, retry_seconds=10.0, parts=2
+)
+"""A bucket that refuses is told of within seconds; the core asks it again. Parts: the monitor's
+container is small."""
 
 
 def _now() -> datetime:

@@ -182,11 +182,15 @@ class Tenure:
                 f"another run (uid {there.run_uid}) saves into {self._bucket.name}, and this one "
                 "may not any more: give each run a prefix of its own"
             )
-        if blob is None or there is None or there.holder != self._holder:
-            where = "" if there is None else f", which is at attempt {there.attempt}"
+        if blob is None or there is None:
+            raise TermLostError(
+                f"attempt {self.term.attempt} may not commit any more: {names.TERM} is gone from "
+                f"{self._bucket.name}, which was emptied, or is another bucket"
+            )
+        if there.holder != self._holder:
             raise TermLostError(
                 f"attempt {self.term.attempt} may not commit any more: another process has taken "
-                f"over the run in {self._bucket.name}{where}"
+                f"over the run in {self._bucket.name}, which is at attempt {there.attempt}"
             )
         self._blob, self._term = blob, there
 
