@@ -33,8 +33,8 @@ class BucketCredentials(Model):
 
     secret_ref: SecretReference = Field(
         description=(
-            "A Secret whose keys are names of environment variables, such as AWS_ACCESS_KEY_ID; "
-            "docs/storage.md has those that are passed on."
+            "A Secret whose keys are names of variables, such as AWS_ACCESS_KEY_ID; "
+            "docs/storage.md has them."
         )
     )
 

@@ -112,7 +112,7 @@ def test_a_bucket_that_refuses_is_what_keeps_the_monitor_from_being_ready() -> N
         "message": "s3://bucket/run, putting probe/x: access is denied (403)",
     }
     run = replace(make_run(), status={"conditions": [said]})
-    built = status.build(run, BEGUN, healthy(monitor_ready=False), NOW)
+    built = status.build(run, BEGUN, replace(RUNS, monitor_ready=False), NOW)
     assert "access is denied" in condition(built, "Ready")["message"]
     assert built["problem"] == "StoreFailing"
     assert "problem" not in status.build(run, BEGUN, RUNS, NOW)
