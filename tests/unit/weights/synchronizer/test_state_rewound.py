@@ -36,7 +36,7 @@ def test_versions_of_lost_steps_are_published_again_and_taken_again() -> None:
         state.upload(9, part(), "ref", 0.0)
     for version in (10, 11, 12, 13):
         digest = publish(state, version, f"new{version}")
-        state.acknowledge("a", "process", version, digest, 0.0)
+        state.acknowledge("a", "process", version, digest, 0.0, restarts=1)
         assert state.explorers["a"].version == version
 
 
@@ -53,6 +53,72 @@ def test_what_an_explorer_still_says_of_a_lost_version_is_passed_over() -> None:
     publish(state, 11)
     state.renew("a", "process", 1.0, lost)
     assert state.explorers["a"].version == -1
+
+
+def test_an_explorer_that_took_a_lost_version_meanwhile_serves_none() -> None:
+    state = serving(10)
+    lost = publish(state, 11, "lost")  # which the explorer begins to load
+    state.rewind(1, 10)
+    assert state.explorers["a"].version == 10
+    state.acknowledge("a", "process", 11, lost, 1.0)
+    assert state.explorers["a"].version == -1
+    state.renew("a", "process", 1.0, Serving(10, "d"))  # on its way since before
+    assert state.explorers["a"].version == -1
+    for _ in range(2):
+        state.rejoin("a", "process", Serving(11, lost), 1.0)
+        assert state.explorers["a"].version == -1
+    digest = publish(state, 10)
+    state.acknowledge("a", "process", 10, digest, 1.0, restarts=1)
+    assert state.explorers["a"].version == 10
+    state.renew("a", "process", 1.0, Serving(11, lost))
+    assert state.explorers["a"].version == 10
+
+
+def test_a_lost_version_is_not_believed_once_its_number_is_published_again() -> None:
+    state = serving(13)
+    lost = Serving(13, "d13")
+    state.rewind(1, 10)
+    for version in (10, 11, 12, 13, 14):
+        publish(state, version, f"new{version}")
+    state.renew("a", "process", 1.0, lost)
+    assert state.explorers["a"].version == -1
+    state.rejoin("a", "process", lost, 1.0)
+    assert state.explorers["a"].version == -1
+    state.register("a", "another process", 2.0)
+    state.rejoin("b", "b", lost, 2.0)
+    assert state.explorers["b"].version == -1
+
+
+def test_what_was_lost_stays_lost_after_another_restart_from_a_later_step() -> None:
+    state = serving(13)
+    state.rewind(1, 10)
+    for version in range(10, 16):
+        digest = publish(state, version, f"new{version}")
+    state.rewind(2, 15)
+    state.renew("a", "process", 1.0, Serving(13, "d13"))
+    state.rejoin("b", "b", Serving(13, "d13"), 1.0)
+    assert state.explorers["a"].version == state.explorers["b"].version == -1
+    state.renew("a", "process", 1.0, Serving(15, digest, restarts=1))
+    assert state.explorers["a"].version == 15
+
+
+def test_a_version_of_before_the_step_is_acknowledged_late() -> None:
+    state = serving(9)
+    digest = publish(state, 10)
+    publish(state, 11)
+    state.rewind(1, 10)
+    state.acknowledge("a", "process", 10, digest, 1.0)
+    assert state.explorers["a"].version == 10
+    publish(state, 10, "called otherwise")
+
+
+def test_versions_of_trainers_that_were_restarted_are_newer_than_all_from_before() -> None:
+    state = serving(13)
+    state.rewind(1, 10)
+    assert not state.versions.has_newer(13)
+    publish(state, 10)
+    assert state.versions.has_newer(13)
+    assert not state.versions.has_newer(10, restarts=1)
 
 
 def test_an_explorer_that_serves_the_step_goes_on_and_may_be_sent_it_once_more() -> None:
@@ -106,5 +172,5 @@ def changes(state: WeightsState, revision: int, version: int) -> StateChanges:
     assert state.versions.published is not None
     held = HeldPart(version, part(), state.versions.published.payloads[0])
     return StateChanges(
-        revision, (held,), dict(state.explorers), state.trainer_status, rewound=state.rewound
+        revision, (held,), dict(state.explorers), state.trainer_status, rewinds=state.rewinds
     )

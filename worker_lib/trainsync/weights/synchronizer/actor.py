@@ -279,11 +279,17 @@ class Synchronizer:
         timeout: float,
         explorer: str | None = None,
         session: str = "",
+        restarts: int = 0,
     ) -> int | None:
         """Wait until a version newer than ``current_version`` is published, and return it.
 
+        After a restart in place, a version of a lower number is newer than one from before.
+
         Returns None when the trainer has stopped, so that none will come. A named explorer counts
         as ``require_sync`` until it acknowledges.
+
+        Args:
+            restarts: `Published.restarts` of ``current_version``.
 
         Raises:
             WeightsTimeoutError: none came within ``timeout`` seconds.
@@ -291,15 +297,19 @@ class Synchronizer:
         if explorer is not None:
             await self.set_explorer_status(explorer, session, REQUIRE_SYNC)
 
-        state, versions = self._state, self._state.versions
+        state = self._state
+
+        def has_newer() -> bool:
+            return state.versions.has_newer(current_version, restarts)
+
         if not await self._revision.wait_for(
-            lambda: versions.has_newer(current_version) or state.trainer_status == STOPPED, timeout
+            lambda: has_newer() or state.trainer_status == STOPPED, timeout
         ):
             raise WeightsTimeoutError(
                 f"no version newer than {current_version} within {timeout:g} s; the newest is "
                 f"{state.version}"
             )
-        return state.version if versions.has_newer(current_version) else None
+        return state.version if has_newer() else None
 
     async def get_model_state_dict(self) -> Published:
         """The published version: its description and the references to its parts.
@@ -324,10 +334,12 @@ class Synchronizer:
         version: int,
         digest: str,
         taken: Mapping[TransferKind, int] | None = None,
+        restarts: int = 0,
     ) -> None:
         """The explorer serves ``version``, whose digest it checked; see `WeightsState`."""
+        now = time.monotonic()
         try:
-            self._state.acknowledge(explorer, session, version, digest, time.monotonic(), taken)
+            self._state.acknowledge(explorer, session, version, digest, now, taken, restarts)
         finally:
             await self._revision.advance()
 

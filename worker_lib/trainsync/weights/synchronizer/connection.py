@@ -276,14 +276,14 @@ class ExplorerRegistration:
         """Say that the explorer serves ``weights`` now. Raises what `call` raises."""
         with self._lock:
             version, digest, taken = weights.version, weights.digest, weights.taken
-            self.ask("acknowledge", version, digest, taken, timeout=timeout)
-            self._serving = Serving(version, digest, taken)
+            restarts = [weights.restarts] if weights.restarts else []  # a default of the actor
+            self.ask("acknowledge", version, digest, taken, *restarts, timeout=timeout)
+            self._serving = Serving(version, digest, taken, weights.restarts)
 
-    def forget(self, served: int) -> None:
-        """Do not say any more that a version newer than ``served`` is served."""
-        with self._lock:
-            if self._serving is not None and self._serving.version > served:
-                self._serving = None
+    @property
+    def restarts(self) -> int:
+        """`Published.restarts` of what was acknowledged last."""
+        return 0 if self._serving is None else self._serving.restarts
 
     def renew(self, timeout: float) -> None:
         """Renew the lease, and say what is served; a thread does so by itself."""

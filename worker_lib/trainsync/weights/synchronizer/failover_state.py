@@ -34,7 +34,7 @@ class StateChanges:
     missed: int = -1  # the newest version that reached no explorer
     traffic: Traffic = field(default_factory=Traffic)
     aborted: Mapping[int, str] = field(default_factory=dict)
-    rewound: tuple[int, int] = (0, -1)  # see `WeightsState.rewind`
+    rewinds: tuple[tuple[int, int], ...] = ()  # see `WeightsState`
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class RestoredState:
     missed: int = -1
     traffic: Traffic = field(default_factory=Traffic)
     aborted: Mapping[int, str] = field(default_factory=dict)
-    rewound: tuple[int, int] = (0, -1)
+    rewinds: tuple[tuple[int, int], ...] = ()
 
 
 class PartJournal:
@@ -90,7 +90,8 @@ class FailoverState:
 
     def apply(self, changes: StateChanges) -> None:
         """Take over what is new."""
-        self._state.rewind(*changes.rewound)
+        for number, step in changes.rewinds:
+            self._state.rewind(number, step)
         for held in changes.parts:
             try:
                 self._state.upload(held.version, held.meta, held.payload, 0.0, again=True)
@@ -119,14 +120,14 @@ class FailoverState:
             missed=self._last.missed,
             traffic=self._last.traffic,
             aborted=self._last.aborted,
-            rewound=self._last.rewound,
+            rewinds=self._last.rewinds,
         )
 
 
 def rebuild(remembered: RestoredState, lease_seconds: float, now: float) -> WeightsState:
     """A state with the same published version, which publishes none older than explorers serve."""
     state = WeightsState(remembered.floor, lease_seconds=lease_seconds, rebuilt=True)
-    state.rewound = remembered.rewound
+    state.rewinds = remembered.rewinds
     if remembered.announced is not None:
         state.announce(Announcement(remembered.announced), now)
     for held in remembered.parts:

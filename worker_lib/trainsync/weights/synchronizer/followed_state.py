@@ -136,7 +136,7 @@ class FollowedState:
             missed=state.versions.missed,
             traffic=state.traffic,
             aborted=dict(state.versions.aborted),
-            rewound=state.rewound,
+            rewinds=state.rewinds,
         )
 
     def watch_leases(self) -> None:
