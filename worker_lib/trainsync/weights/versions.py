@@ -289,6 +289,16 @@ class PublishedVersions:
             self.published = None
         self.reopened = self.published is not None and self.version == step
 
+    @property
+    def restarts(self) -> int:
+        """`Published.restarts` of the published version; 0 before the first."""
+        return 0 if self.published is None else self.published.restarts
+
+    def reopen(self, restarts: int) -> None:
+        """The published version is of before the last `rewind`, and is to be published again."""
+        if self.published is not None:
+            self.published, self.reopened = replace(self.published, restarts=restarts), True
+
     def _is_stale(self, version: int) -> bool:
         newest = max(self.version - self.reopened, self.floor)
         return version <= newest

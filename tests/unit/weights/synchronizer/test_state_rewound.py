@@ -1,11 +1,11 @@
 """`WeightsState` after trainers were restarted in place: newer versions are no more."""
 
 import pytest
-from trainsync.weights.errors import StaleVersionError
+from trainsync.weights.errors import StaleVersionError, SupersededTrainerError
 from trainsync.weights.synchronizer.failover_state import FailoverState, StateChanges, rebuild
 from trainsync.weights.synchronizer.roster import RUNNING, STOPPED, Serving
 from trainsync.weights.synchronizer.state import WeightsState
-from trainsync.weights.versions import HeldPart, PartMeta
+from trainsync.weights.versions import Announcement, HeldPart, PartMeta, Published
 
 
 def part(digest: str = "d") -> PartMeta:
@@ -168,9 +168,59 @@ def test_a_state_that_is_rebuilt_after_a_restart_remembers_it() -> None:
     assert not again.rewind(1, 10)
 
 
-def changes(state: WeightsState, revision: int, version: int) -> StateChanges:
-    assert state.versions.published is not None
-    held = HeldPart(version, part(), state.versions.published.payloads[0])
+def test_a_state_that_is_rebuilt_before_the_step_is_published_again_takes_it() -> None:
+    state = serving(10)
+    kept = FailoverState(-1)
+    kept.apply(changes(state, 1, 10))
+    state.rewind(1, 10)
+    kept.apply(changes(state, 2))
+    again = rebuild(kept.remembered(), 30.0, 0.0)
+    assert not again.versions.has_newer(10)
+    assert again.upload(10, part(), "new", 0.0)
+    assert again.versions.has_newer(10)
+    with pytest.raises(StaleVersionError):
+        again.upload(10, part(), "a third time", 0.0)
+
+
+def test_a_step_that_is_announced_again_is_kept_by_its_new_digest() -> None:
+    state = WeightsState()
+    kept = FailoverState(-1)
+    state.announce(Announcement(Published.broadcast(10, "before", 5)), 0.0)
+    kept.apply(changes(state, 1))
+    state.rewind(1, 10)
+    kept.apply(changes(state, 2))
+    state.announce(Announcement(Published.broadcast(10, "after", 5)), 0.0)
+    kept.apply(changes(state, 3))
+    again = rebuild(kept.remembered(), 30.0, 0.0)
+    assert again.versions.published == state.versions.published
+    with pytest.raises(StaleVersionError):
+        again.announce(Announcement(Published.broadcast(10, "a third", 5)), 0.0)
+
+
+def test_trainers_from_before_the_restart_are_refused() -> None:
+    state = serving(13)
+    state.check_trainer(0)
+    state.rewind(1, 10)
+    with pytest.raises(SupersededTrainerError, match="made anew"):
+        state.check_trainer(0)
+    state.check_trainer(1)
+    state.check_trainer(None)  # of an older library
+
+
+def changes(state: WeightsState, revision: int, version: int | None = None) -> StateChanges:
+    """With the part of ``version``, if one is given."""
+    published = state.versions.published
+    held: tuple[HeldPart, ...] = ()
+    if version is not None:
+        assert published is not None
+        held = (HeldPart(version, part(), published.payloads[0]),)
     return StateChanges(
-        revision, (held,), dict(state.explorers), state.trainer_status, rewinds=state.rewinds
+        revision,
+        held,
+        dict(state.explorers),
+        state.trainer_status,
+        state.versions.announced,
+        rewinds=state.rewinds,
+        restarts=state.versions.restarts,
+        reopened=state.versions.reopened,
     )

@@ -10,6 +10,7 @@ answers questions about them. `trainsync.weights.synchronizer.state` has the dec
 import functools
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
@@ -96,6 +97,7 @@ class Synchronizer:
         part: PartMeta,
         seconds: float = 0.0,
         again: bool = False,
+        restarts: int | None = None,
     ) -> bool:
         """Take one trainer rank's part; True when the version is complete and published.
 
@@ -107,10 +109,12 @@ class Synchronizer:
                 reference by the object itself.
             seconds: that the upload of the part has taken so far.
             again: the answer to an earlier call was lost: the same part is no error.
+            restarts: `Contact.restarts` when this trainer connected; None: not known.
 
         Raises:
-            StaleVersionError, InconsistentUploadError.
+            StaleVersionError, InconsistentUploadError, SupersededTrainerError.
         """
+        self._state.check_trainer(restarts)
         payload, now = tuple(refs), time.monotonic()
         complete = self._state.upload(version, part, payload, now, again=again, seconds=seconds)
         held = HeldPart(version, part, payload)
@@ -134,14 +138,18 @@ class Synchronizer:
             await self._followed.keep(f"room for version {version}")
         return made
 
-    async def announce(self, announcement: Announcement) -> None:
+    async def announce(self, announcement: Announcement, restarts: int | None = None) -> None:
         """Publish a version whose bytes do not travel through Ray's object store.
 
         An announcement that was answered outlives this actor, as a part does.
 
+        Args:
+            restarts: `Contact.restarts` when this trainer connected; None: not known.
+
         Raises:
             StaleVersionError, SupersededTrainerError, InconsistentUploadError.
         """
+        self._state.check_trainer(restarts)
         self._state.announce(announcement, time.monotonic())
         await self._followed.keep(f"version {announcement.published.meta.version}")
 
@@ -164,12 +172,18 @@ class Synchronizer:
         self._state.note_missed(version, time.monotonic(), lost, refused, sent)
         await self._revision.advance()
 
-    async def setup_weight_sync_group(self, endpoint: TrainerEndpoint) -> None:
+    async def setup_weight_sync_group(
+        self, endpoint: TrainerEndpoint, restarts: int | None = None
+    ) -> None:
         """The trainer broadcasts from ``endpoint``, to explorers that know its token.
 
+        Args:
+            restarts: `Contact.restarts` when this trainer connected; None: not known.
+
         Raises:
-            SupersededTrainerError: a newer attempt does so already.
+            SupersededTrainerError: a newer attempt does so already, or restarted trainers do.
         """
+        self._state.check_trainer(restarts)
         self._state.set_group(endpoint)
         await self._followed.keep("the group of the broadcast")
 
@@ -367,7 +381,7 @@ class Synchronizer:
 
     async def get_contact(self) -> Contact:
         """How this actor is found again."""
-        return self._followed.contact
+        return replace(self._followed.contact, restarts=self._state.rewound[0])
 
     async def next_report(self, seen: int, timeout: float) -> tuple[int, WeightsReport] | None:
         """The report for the monitor, once it is newer than ``seen`` (0 at first).

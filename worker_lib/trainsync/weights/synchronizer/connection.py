@@ -39,6 +39,8 @@ ACTOR_NAME: Final = "trainsync-synchronizer"
 _REBUILD_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
 _RENEWALS_IN_A_LEASE: Final = 3
+# The actor takes them of trainers of the present restart only.
+_FENCED: Final = frozenset({"set_model_state_dict", "announce", "setup_weight_sync_group"})
 
 
 def find_actor(namespace: str, timeout: float = 60.0) -> Any:
@@ -101,13 +103,14 @@ class SynchronizerConnection:
             WeightsUnavailableError: no answer in time, or the actor is gone for good.
             What the method raises.
         """
+        fence = {"restarts": self.contact.restarts} if method in _FENCED else {}
         deadline = time.monotonic() + timeout
         gone_since: float | None = None
         while True:
             handle = self._handle
             more = when_repeated if gone_since is not None and when_repeated is not None else {}
             try:
-                reference = getattr(handle, method).remote(*arguments, **more)
+                reference = getattr(handle, method).remote(*arguments, **more, **fence)
                 if give_up is None:
                     return ray.get(reference, timeout=max(0.0, deadline - time.monotonic()))
                 return _answer(reference, deadline, give_up)

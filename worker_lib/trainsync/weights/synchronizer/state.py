@@ -112,6 +112,21 @@ class WeightsState:
         self.trainer_status = RUNNING
         return True
 
+    def check_trainer(self, restarts: int | None) -> None:
+        """Pass if a trainer is of those that train now.
+
+        Args:
+            restarts: that came before it connected; None: not known.
+
+        Raises:
+            SupersededTrainerError: the trainers were restarted in place since.
+        """
+        if restarts is not None and restarts < self.rewound[0]:
+            raise SupersededTrainerError(
+                f"the trainers were restarted in place ({self.rewound[0]}) since this one "
+                f"connected, after restart {restarts}; publishers are to be made anew"
+            )
+
     def upload(
         self,
         version: int,
