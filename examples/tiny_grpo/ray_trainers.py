@@ -126,11 +126,18 @@ class RayTrainers:
         return self._together([rank.call.remote(method, *arguments) for rank in self._actors])
 
     def close(self) -> None:
-        """End the ranks that live, and wait until they are gone."""
+        """End the ranks that live, and wait until they are gone.
+
+        Raises:
+            PodLostError: One may live still, and could go on to write: no rank takes its place.
+        """
         for actor in self._actors:
             ray.kill(actor)
         ended = [actor.node.remote() for actor in self._actors]
-        ray.wait(ended, num_returns=len(ended), timeout=_END_SECONDS)
+        _, live = ray.wait(ended, num_returns=len(ended), timeout=_END_SECONDS)
+        if live:
+            ranks = [ended.index(reference) for reference in live]
+            raise PodLostError(f"ranks {ranks} are not gone {_END_SECONDS:g} s after their kill")
 
     def __enter__(self) -> Self:
         return self

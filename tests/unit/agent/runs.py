@@ -10,6 +10,7 @@ from trainsync.monitor.client.http import HttpMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.monitor.commit.core import CoreSettings
 from trainsync.storage.saves.claims import LOCAL_UID
+from trainsync.storage.saves.incarnations import successor
 from trainsync.weights.proof.record import PROOF_NAME, Proof, encode_proof
 
 Weights = dict[str, torch.Tensor]
@@ -44,6 +45,15 @@ class Run:
         self._attempt += 1
         self._monitor = monitor = self._client()
         monitor.claim("main")
+        point = monitor.resume()
+        self._coordinator = CheckpointCoordinator(monitor, self.directory)
+        return None if point is None else point.step
+
+    def restart_in_place(self) -> int | None:
+        """Go on in the same attempt with a successor; the step that it resumes from."""
+        before = self._monitor
+        assert before is not None
+        self._monitor = monitor = before.renew(successor(before.incarnation), "a rank died")
         point = monitor.resume()
         self._coordinator = CheckpointCoordinator(monitor, self.directory)
         return None if point is None else point.step

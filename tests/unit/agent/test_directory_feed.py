@@ -65,6 +65,25 @@ def test_a_resumed_run_is_followed_to_its_earlier_step(run: Run) -> None:
     assert _next(_feed(run)).step == 4  # and not 5, which is still there
 
 
+def test_a_restart_in_place_is_followed_to_its_earlier_step_and_on(run: Run) -> None:
+    run.commit(3)
+    run.checkpoint(3)
+    run.commit(4)
+    run.commit(5)
+    feed = _feed(run)
+    fifth = _next(feed)
+    assert run.restart_in_place() == 3
+    back = _next(feed, fifth)
+    assert (back.step, back.attempt, back.restarts) == (3, 0, 1)
+    run.commit(4, weights_of(40))  # takes the place of the abandoned one
+    fourth = _next(feed, back)
+    assert (fourth.step, fourth.restarts) == (4, 1)
+    assert not fourth.is_trained_with(fifth)
+    assert _next(_feed(run)).tag == fourth.tag  # and not that of 5, which is still there
+    assert run.restart_in_place() == 3
+    assert _next(feed, fourth).restarts == 2
+
+
 def test_a_new_attempt_without_weights_of_its_own_leaves_the_older_ones(run: Run) -> None:
     run.commit(5)
     feed = _feed(run)

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from trainsync.agent.feed import FeedError
@@ -12,7 +13,7 @@ from trainsync.agent.version import Version, on_volume, weights_digest
 from trainsync.api.protocol import SaveKind
 from trainsync.monitor.commit.committer import info_of
 from trainsync.monitor.commit.newest import newest
-from trainsync.monitor.ledger.saves import CommittedInfo
+from trainsync.monitor.ledger.saves import CommittedInfo, SaveOwner
 from trainsync.storage.errors import StorageError
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.claims import LOCAL_UID, Claim, all_claims, is_claim
@@ -68,8 +69,7 @@ class _Manifests:
         path = self._run.manifest(kind, step)
         key = kind, step
         try:
-            found = path.lstat()
-            stamp = found.st_ino, found.st_size, found.st_mtime_ns
+            stamp = _stamp(path)
             known = self._known.get(key)
             if known is not None and known.stamp == stamp:
                 return known
@@ -105,7 +105,7 @@ class DirectoryFeed:
         self._run_uid = run_uid
         self._poll_seconds = poll_seconds
         self._closed = threading.Event()
-        self._claims: tuple[frozenset[str], list[Claim]] = (frozenset(), [])
+        self._claims: tuple[dict[str, _Stamp], list[Claim]] = ({}, [])
         self._manifests = _Manifests(run, run_uid or LOCAL_UID)
 
     def next(self, after: Version | None, timeout: float) -> Version | None:
@@ -135,14 +135,16 @@ class DirectoryFeed:
             uid = LOCAL_UID if last is None else last.run_uid
         if self._manifests.run_uid != uid:
             self._manifests = _Manifests(self._run, uid)
-        saved = [info.owner.attempt for info in self._manifests.infos(_KIND) if not info.foreign]
-        claimed = [claim.attempt for claim in claims if claim.run_uid == uid]
-        attempt = max([*saved, *claimed], default=None)
-        if attempt is None:
+        owners = [info.owner for info in self._manifests.infos(_KIND) if not info.foreign]
+        mine = [claim for claim in claims if claim.run_uid == uid]
+        owners += [SaveOwner(claim.attempt, claim.incarnation) for claim in mine]
+        last_owner = max(owners, key=lambda owner: owner.age, default=None)
+        if last_owner is None:
             if after is not None and not claims:
                 raise FileNotFoundError(f"{self._run.root} has nothing of the run any more")
             return None
-        notice = newest(self._run, self._manifests, uid, attempt, _KIND)
+        attempt, restarts = last_owner.attempt, last_owner.restarts
+        notice = newest(self._run, self._manifests, uid, attempt, _KIND, restarts)
         if notice is None:
             return None
         digest = self._manifests.digest(notice.step, notice.manifest_digest)
@@ -151,16 +153,21 @@ class DirectoryFeed:
         published = on_volume(
             notice.step, notice.path, notice.manifest_digest, notice.bytes, notice.attempt
         )
-        return Version(uid, attempt, digest, published)
+        return Version(uid, attempt, digest, published, restarts)
 
     def _read_claims(self) -> list[Claim]:
-        """Claims never change: they are read again when there are others."""
+        """The claims; they are read again when there are others, or one was renewed."""
         try:
-            names = frozenset(
-                path.name for path in self._run.claims.iterdir() if is_claim(path.name)
-            )
+            paths = [path for path in self._run.claims.iterdir() if is_claim(path.name)]
+            stamps = {path.name: _stamp(path) for path in paths}
         except FileNotFoundError:
-            names = frozenset()
-        if names != self._claims[0]:
-            self._claims = names, all_claims(self._run)
+            stamps = {}
+        if stamps != self._claims[0]:
+            self._claims = stamps, all_claims(self._run)
         return self._claims[1]
+
+
+def _stamp(path: Path) -> _Stamp:
+    """Of a file that is replaced as a whole; another one has another stamp."""
+    found = path.lstat()
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -20,12 +20,14 @@ class Version:
         digest: sha256:<hex> of a line ``<path> <bytes> <digest>`` for each file with weights, in
             the manifest's order: the same when a step is committed again with the same bytes.
         published: where the bytes are.
+        restarts: in place, of the attempt, before this version was the newest one.
     """
 
     run_uid: str
     attempt: int
     digest: str
     published: Published
+    restarts: int = 0
 
     @property
     def step(self) -> int:
@@ -38,18 +40,22 @@ class Version:
         return tag_of(self.step, self.digest)
 
     def is_trained_with(self, other: "Version") -> bool:
-        """Whether one attempt has both, so that steps tell how far they are apart."""
-        return (self.run_uid, self.attempt) == (other.run_uid, other.attempt)
+        """Whether one attempt, with no restart in place between them, has both, so that steps tell
+        how far they are apart."""
+        mine = self.run_uid, self.attempt, self.restarts
+        return mine == (other.run_uid, other.attempt, other.restarts)
 
     def follows(self, other: "Version | None") -> bool:
         """Whether a server that takes ``other`` has to take this one now.
 
-        It does when the run has got further, in a newer attempt also at an earlier step, or has
-        replaced ``other`` by other weights of its step, and when it is another run.
+        It does when the run has got further, in a newer attempt or after a restart in place also at
+        an earlier step, or has replaced ``other`` by other weights of its step, and when it is
+        another run.
         """
         if other is None or self.run_uid != other.run_uid:
             return True
-        mine, others = (self.attempt, self.step), (other.attempt, other.step)
+        mine = self.attempt, self.restarts, self.step
+        others = other.attempt, other.restarts, other.step
         return mine > others or (mine == others and self.tag != other.tag)
 
 

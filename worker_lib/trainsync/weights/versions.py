@@ -32,6 +32,13 @@ _NO_PIECES: Final = Schema(()).encode()
 _MAX_PENDING: Final = 2
 
 
+Position = tuple[int, int]
+"""Restarts of the trainers before a version was published, and the version: later ones are greater.
+
+Trainers that are restarted in place publish versions of the same numbers again, of other weights.
+"""
+
+
 @dataclass(frozen=True)
 class PartMeta:
     """One trainer rank's share of a version, described.
@@ -98,11 +105,18 @@ class Published:
     Attributes:
         payloads: one per part, opaque here; None where the bytes made room for a newer version.
         location: where the bytes lie, of a version that travels through the volume.
+        restarts: of the trainers in place, before it was published. The Synchronizer sets it.
     """
 
     meta: VersionMeta
     payloads: tuple[Any, ...] = ()
     location: CheckpointLocation | None = None
+    restarts: int = 0
+
+    @property
+    def position(self) -> Position:
+        """Its place among all versions of the attempt."""
+        return self.restarts, self.meta.version
 
     @staticmethod
     def broadcast(version: int, digest: str, bytes: int) -> "Published":
@@ -250,9 +264,10 @@ class PublishedVersions:
             raise NothingPublishedError("no version is published yet")
         return self.published
 
-    def has_newer(self, version: int) -> bool:
-        """Whether a version newer than this one can be fetched."""
-        return self.published is not None and not self.withdrawn and self.version > version
+    def has_newer(self, version: int, restarts: int = 0) -> bool:
+        """Whether a version newer than this one, of after ``restarts``, can be fetched."""
+        known = self.published
+        return known is not None and not self.withdrawn and known.position > (restarts, version)
 
     def withdraw(self) -> None:
         """Let go of the published version's bytes; it stays published for those that serve it."""
@@ -273,6 +288,16 @@ class PublishedVersions:
         if self.published is not None and self.version > step:
             self.published = None
         self.reopened = self.published is not None and self.version == step
+
+    @property
+    def restarts(self) -> int:
+        """`Published.restarts` of the published version; 0 before the first."""
+        return 0 if self.published is None else self.published.restarts
+
+    def reopen(self, restarts: int) -> None:
+        """The published version is of before the last `rewind`, and is to be published again."""
+        if self.published is not None:
+            self.published, self.reopened = replace(self.published, restarts=restarts), True
 
     def _is_stale(self, version: int) -> bool:
         newest = max(self.version - self.reopened, self.floor)

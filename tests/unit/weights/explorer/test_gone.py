@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from trainsync.weights.errors import WeightsReplacedError, WeightsTimeoutError
@@ -94,3 +95,36 @@ def test_a_newer_version_is_taken_instead(
     weights = client.wait_and_fetch(0)
     assert weights is not None
     assert (weights.version, volume.asked) == (2, [1, 2])
+
+
+class Restarted(Synchronizer):
+    """Its trainers were restarted in place, and publish version 1 anew."""
+
+    acknowledged: ClassVar[list[tuple[Any, ...]]] = []
+
+    def call(self, method: str, *arguments: Any, **more: object) -> Any:
+        if method == "wait_new_model_state_dict":
+            current, known = arguments[0], arguments[4] if len(arguments) > 4 else 0
+            if (1, self.newest) > (known, current):
+                return self.newest
+            raise WeightsTimeoutError("none came")
+        if method == "acknowledge":
+            self.acknowledged.append(arguments)
+        found = super().call(method, *arguments, **more)
+        return replace(found, restarts=1) if isinstance(found, Published) else found
+
+
+def test_a_version_of_restarted_trainers_is_taken_though_its_number_is_lower(
+    monkeypatch: pytest.MonkeyPatch, volume: Volume
+) -> None:
+    monkeypatch.setattr(connection, "SynchronizerConnection", Restarted)
+    client = ExplorerClient(None, "e", 20.0, volume)
+    client.refused = 14
+    weights = client.wait_and_fetch(13, 0.05)
+    assert weights is not None
+    assert (weights.version, weights.restarts) == (1, 1)
+    client.acknowledge(weights)
+    assert Restarted.acknowledged[-1][2:] == (1, "digest", {}, 1)
+    with pytest.raises(WeightsTimeoutError):
+        client.wait_and_fetch(1, 0.05)
+    client.leave()

@@ -90,10 +90,12 @@ class Client:
         self._run.call("refuse", self._name, "s", version, cause, retries)
 
     def update(self, _: int) -> int | None:
-        version: int = self._run.call("get_status").version
+        published: Published = self._run.call("get_model_state_dict")
+        version = published.meta.version
         if self._troubles and (trouble := self._troubles.pop(0)) is not None:
             raise trouble
-        self._run.call("acknowledge", self._name, "s", version, f"d{version}")
+        digest, restarts = f"d{version}", published.restarts
+        self._run.call("acknowledge", self._name, "s", version, digest, {}, restarts)
         self.served.append(version)
         return version
 

@@ -284,7 +284,7 @@ def test_a_rebuilt_state_knows_the_announced_version_the_group_and_the_counts() 
 )
 def test_only_a_version_that_can_be_found_is_announced(method: str, location: Any) -> None:
     published = Published(VersionMeta(1, "d", (), method, 10), (), location)
-    with pytest.raises(ValueError, match="announced with method nccl, or with checkpoint"):
+    with pytest.raises(ValueError, match="announced with method nccl or store, or with checkpoint"):
         Announcement(published)
 
 

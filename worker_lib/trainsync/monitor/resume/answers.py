@@ -56,6 +56,8 @@ class ResumeAnswers:
         """See `MonitorCore.resume`."""
         if not self._status_known:
             raise errors.NotReadyError("the run's status is not read yet; ask again")
+        # Of another Ray cluster of the attempt, which is not renewed when the trainers' is.
+        owner = max(ledger.owners, key=lambda one: one.age, default=owner)
         newest = ledger.newest(SaveKind.CHECKPOINT)
         # Every rank asks; thousands of files are compared once for each commit.
         if newest is not None and self._told is not None and self._told[0] == newest.digest:

@@ -1,5 +1,6 @@
 """The Synchronizer of an attempt, in the process that claimed the attempt. Imports Ray."""
 
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any, Final
@@ -12,6 +13,8 @@ from trainsync.runtime.relays.monitor_relays import WeightsRelay
 from trainsync.runtime.settings import RunSettings
 from trainsync.weights.synchronizer.connection import SynchronizerConnection
 from trainsync.weights.synchronizer.failover import SynchronizerFailover
+
+logger = logging.getLogger(__name__)
 
 _ANSWER_SECONDS: Final = 60.0
 _CLOSE_SECONDS: Final = 5.0  # for all relays
@@ -43,8 +46,10 @@ class SynchronizerHost:
             WeightsUnavailableError: the Synchronizer does not answer.
         """
         deadline = time.monotonic() + _CLOSE_SECONDS
-        for relay, _ in self._relays():
-            relay.close(max(0.0, deadline - time.monotonic()))
+        for relay, late in self._relays():
+            if not relay.close(max(0.0, deadline - time.monotonic())):
+                # The monitor refuses its client, and the Synchronizer what it would announce.
+                logger.warning("restart %d in place goes on, though %s", number, late)
         connection = SynchronizerConnection(self.handle, _ANSWER_SECONDS)
         connection.call("rewind", number, step, timeout=_ANSWER_SECONDS)
         self._open_relays(settings, monitor)

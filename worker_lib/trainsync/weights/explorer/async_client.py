@@ -6,6 +6,7 @@ import inspect
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from trainsync.weights import threads
@@ -54,8 +55,10 @@ class AsyncExplorerClient:
             left = deadline - time.monotonic()
             try:
                 seconds = max(0.0, min(_LOOK_SECONDS, left))
-                newest = max(current_version, self._client.refused)
-                version = await self._run(self._client.wait, newest, seconds)
+                restarts, newest = self._client.newest(current_version)
+                version = await self._run(
+                    partial(self._client.wait, newest, seconds, restarts=restarts)
+                )
             except WeightsTimeoutError:
                 if left > _LOOK_SECONDS:
                     continue

@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, Final, TypeGuard
 
 from trainsync.tracing.steps import StepTracer
@@ -32,7 +33,7 @@ from trainsync.weights.transports.base import (
 )
 from trainsync.weights.transports.object_store.fetcher import MemorySource
 from trainsync.weights.transports.shared_memory.segment_store import Sweeper
-from trainsync.weights.versions import Published
+from trainsync.weights.versions import Position, Published
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +93,8 @@ class ExplorerClient:
         self._take_began = 0.0
         self.torn = False
         self.refused = -1
+        self._refused_restarts = 0
+        self._offered_restarts = 0  # of what was fetched last
         self._source = source or MemorySource()
         self._schema_may_change = schema_may_change
         self._schema: list[TensorMeta] | None = None  # of the first version that was taken
@@ -104,10 +107,17 @@ class ExplorerClient:
         weakref.finalize(self, _abandon, timer, self._source).atexit = False
         self._source.when_ready(timer.beat)
 
-    def wait(self, current_version: int, timeout: float | None = None) -> int | None:
+    def wait(
+        self, current_version: int, timeout: float | None = None, *, restarts: int | None = None
+    ) -> int | None:
         """The newest version once it is newer than ``current_version``.
 
-        None when the trainer has stopped, so that none will come.
+        None when the trainer has stopped, so that none will come. When trainers were restarted in
+        place, their versions are newer than all from before, also at a lower number.
+
+        Args:
+            restarts: `Published.restarts` of ``current_version``; None: of what was acknowledged
+                last.
 
         Raises:
             WeightsTimeoutError: none came within ``timeout`` seconds.
@@ -122,12 +132,14 @@ class ExplorerClient:
             return self._refused_before(current_version) is not None
 
         # The answer has as long again as the wait itself, or a minute: whichever is less.
+        known = self._registration.restarts if restarts is None else restarts
         version: int | None = self._registration.call(
             "wait_new_model_state_dict",
             current_version,
             limit,
             self._registration.explorer,
             self._registration.session,
+            *([known] if known else []),  # a default of the actor
             timeout=limit + min(60.0, self.timeout),
             give_up=refused if self._source.pushed else None,
         )
@@ -172,22 +184,27 @@ class ExplorerClient:
             WeightsTimeoutError: none came within ``timeout`` seconds.
             What `WeightSource.fetch` raises.
         """
-        current_version = max(current_version, self.refused)
+        current = self.newest(current_version)
         limit = self.timeout if timeout is None else timeout
         deadline = time.monotonic() + limit
         end = deadline if self._source.pushed else deadline + max(0.0, self.timeout - limit)
-        while self.wait(current_version, _left(deadline)) is not None:
+        while self.wait(current[1], _left(deadline), restarts=current[0]) is not None:
             # A Synchronizer that died between telling and giving is rebuilt with what was answered
             # for only, and the trainer then sends the newer version again.
             with contextlib.suppress(NothingPublishedError):
                 published: Published = self._published()
-                if published.meta.version > current_version:
+                if published.position > current:
                     self._take_began = time.time()
                     weights = self._take(published, deadline, end)
                     if weights is not None:
                         return weights
-                    current_version = published.meta.version  # the bytes of this one are gone
+                    current = published.position  # the bytes of this one are gone
         return None
+
+    def newest(self, current_version: int) -> Position:
+        """Of a version that is served, and of the one that was refused last: the newer one."""
+        served = self._registration.restarts, current_version
+        return max(served, (self._refused_restarts, self.refused))
 
     def update(
         self, engine: LoadsWeights, current_version: int, timeout: float | None = None
@@ -269,7 +286,7 @@ class ExplorerClient:
                     raise
             seconds = 0.0 if gone is None else min(_LOOK_SECONDS, _left(deadline))
             with contextlib.suppress(WeightsTimeoutError):
-                self.wait(published.meta.version, seconds)
+                self.wait(published.meta.version, seconds, restarts=published.restarts)
                 return None  # there is a newer one, or none will come any more
             if gone is not None and _left(deadline) <= 0:
                 raise WeightsTimeoutError(f"{gone}; no newer version came in time") from gone
@@ -282,7 +299,10 @@ class ExplorerClient:
         return published
 
     def _fetch(self, published: Published, seconds: float) -> Weights:
+        self._offered_restarts = published.restarts
         weights = self._source.fetch(published, seconds)
+        if published.restarts:
+            weights = replace(weights, restarts=published.restarts)
         self._fetched = [meta_of(*named) for named in weights.state_dict.items()]
         if not self._schema_may_change:
             try:
@@ -294,7 +314,7 @@ class ExplorerClient:
 
     def _refuse(self, version: int, cause: Exception) -> None:
         """Report why this explorer keeps its present version; the caller raises the cause."""
-        self.refused = version
+        self.refused, self._refused_restarts = version, self._offered_restarts
         self.report(version, str(cause))
 
     def report(self, version: int, cause: str, *, retries: bool = False) -> None:
@@ -330,7 +350,6 @@ class ExplorerClient:
     def forget(self, served: int) -> None:
         """Versions newer than ``served`` are no more: what comes in their place may be taken."""
         self.refused = min(self.refused, served)
-        self._registration.forget(served)
 
     def ask(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
         """A call of the Synchronizer that begins with an explorer and its session.

@@ -92,24 +92,20 @@ class PaceScheduler:
     def rewind(self, number: int, step: int) -> None:
         """The trainers were restarted, for the ``number``-th time, and go on from ``step``.
 
-        Batches that were made with the weights of later steps are thrown away; the others are
-        trained on, also those of the step that was under way. The weights of ``step`` are to be
-        published once more. The same call again changes nothing.
+        All batches are thrown away, and those under way are refused, as in a new attempt: the
+        checkpoint's data cursor deals their prompts again, and they are numbered from ``step`` on.
+        The weights of ``step`` are to be published once more. The same call again changes nothing.
         """
         if number <= self._rewound[0]:
             return
         self._rewound, self._sends_again = (number, step), True
         self.step, self.sent, self.training, self.finishing = step, None, False, False
         self._sent, self._waiting_since = [], None
-        batches = [*self._training_on, *self.queue]
-        self._training_on = []
-        self.queue = [batch for batch in batches if batch.version <= step]
-        for name, entry in self._entries.items():
-            if entry.turn is not None and entry.turn.version > step:
-                entry.turn, entry.rollouts = None, 0
-            entry.next_step = self._first_unmade(name, step + 1)
-            if not any(batch.key == (name, entry.delivered) for batch in self.queue):
-                entry.delivered = -1
+        self._training_on, self.queue = [], []
+        self._last_number = step * self.plan.batches if self.plan is not None else 0
+        for entry in self._entries.values():
+            entry.turn, entry.rollouts = None, 0
+            entry.next_step, entry.delivered = step + 1, -1
 
     def note_trainer(
         self, plan: TrainerPlan, step: int, sent: int | None = None, *, finishing: bool = False
@@ -261,9 +257,8 @@ class PaceScheduler:
         """
         self.join(name, session, explorers)
         entry, plan = self._entries[name], self._plan()
-        restarts, step = self._rewound
-        if turn.restarts < restarts and turn.version > step:
-            return False  # by weights that are no more
+        if turn.restarts < self._rewound[0]:
+            return False  # its prompts are dealt again
         if entry.delivered == turn.number:
             return True
         expected, entry.turn = entry.turn == turn, None

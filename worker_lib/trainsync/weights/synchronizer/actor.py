@@ -10,6 +10,7 @@ answers questions about them. `trainsync.weights.synchronizer.state` has the dec
 import functools
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
@@ -96,6 +97,7 @@ class Synchronizer:
         part: PartMeta,
         seconds: float = 0.0,
         again: bool = False,
+        restarts: int | None = None,
     ) -> bool:
         """Take one trainer rank's part; True when the version is complete and published.
 
@@ -107,10 +109,12 @@ class Synchronizer:
                 reference by the object itself.
             seconds: that the upload of the part has taken so far.
             again: the answer to an earlier call was lost: the same part is no error.
+            restarts: `Contact.restarts` when this trainer connected; None: not known.
 
         Raises:
-            StaleVersionError, InconsistentUploadError.
+            StaleVersionError, InconsistentUploadError, SupersededTrainerError.
         """
+        self._state.check_trainer(restarts)
         payload, now = tuple(refs), time.monotonic()
         complete = self._state.upload(version, part, payload, now, again=again, seconds=seconds)
         held = HeldPart(version, part, payload)
@@ -134,14 +138,18 @@ class Synchronizer:
             await self._followed.keep(f"room for version {version}")
         return made
 
-    async def announce(self, announcement: Announcement) -> None:
+    async def announce(self, announcement: Announcement, restarts: int | None = None) -> None:
         """Publish a version whose bytes do not travel through Ray's object store.
 
         An announcement that was answered outlives this actor, as a part does.
 
+        Args:
+            restarts: `Contact.restarts` when this trainer connected; None: not known.
+
         Raises:
             StaleVersionError, SupersededTrainerError, InconsistentUploadError.
         """
+        self._state.check_trainer(restarts)
         self._state.announce(announcement, time.monotonic())
         await self._followed.keep(f"version {announcement.published.meta.version}")
 
@@ -164,12 +172,18 @@ class Synchronizer:
         self._state.note_missed(version, time.monotonic(), lost, refused, sent)
         await self._revision.advance()
 
-    async def setup_weight_sync_group(self, endpoint: TrainerEndpoint) -> None:
+    async def setup_weight_sync_group(
+        self, endpoint: TrainerEndpoint, restarts: int | None = None
+    ) -> None:
         """The trainer broadcasts from ``endpoint``, to explorers that know its token.
 
+        Args:
+            restarts: `Contact.restarts` when this trainer connected; None: not known.
+
         Raises:
-            SupersededTrainerError: a newer attempt does so already.
+            SupersededTrainerError: a newer attempt does so already, or restarted trainers do.
         """
+        self._state.check_trainer(restarts)
         self._state.set_group(endpoint)
         await self._followed.keep("the group of the broadcast")
 
@@ -279,11 +293,17 @@ class Synchronizer:
         timeout: float,
         explorer: str | None = None,
         session: str = "",
+        restarts: int = 0,
     ) -> int | None:
         """Wait until a version newer than ``current_version`` is published, and return it.
 
+        After a restart in place, a version of a lower number is newer than one from before.
+
         Returns None when the trainer has stopped, so that none will come. A named explorer counts
         as ``require_sync`` until it acknowledges.
+
+        Args:
+            restarts: `Published.restarts` of ``current_version``.
 
         Raises:
             WeightsTimeoutError: none came within ``timeout`` seconds.
@@ -291,15 +311,19 @@ class Synchronizer:
         if explorer is not None:
             await self.set_explorer_status(explorer, session, REQUIRE_SYNC)
 
-        state, versions = self._state, self._state.versions
+        state = self._state
+
+        def has_newer() -> bool:
+            return state.versions.has_newer(current_version, restarts)
+
         if not await self._revision.wait_for(
-            lambda: versions.has_newer(current_version) or state.trainer_status == STOPPED, timeout
+            lambda: has_newer() or state.trainer_status == STOPPED, timeout
         ):
             raise WeightsTimeoutError(
                 f"no version newer than {current_version} within {timeout:g} s; the newest is "
                 f"{state.version}"
             )
-        return state.version if versions.has_newer(current_version) else None
+        return state.version if has_newer() else None
 
     async def get_model_state_dict(self) -> Published:
         """The published version: its description and the references to its parts.
@@ -324,10 +348,12 @@ class Synchronizer:
         version: int,
         digest: str,
         taken: Mapping[TransferKind, int] | None = None,
+        restarts: int = 0,
     ) -> None:
         """The explorer serves ``version``, whose digest it checked; see `WeightsState`."""
+        now = time.monotonic()
         try:
-            self._state.acknowledge(explorer, session, version, digest, time.monotonic(), taken)
+            self._state.acknowledge(explorer, session, version, digest, now, taken, restarts)
         finally:
             await self._revision.advance()
 
@@ -355,7 +381,7 @@ class Synchronizer:
 
     async def get_contact(self) -> Contact:
         """How this actor is found again."""
-        return self._followed.contact
+        return replace(self._followed.contact, restarts=self._state.rewound[0])
 
     async def next_report(self, seen: int, timeout: float) -> tuple[int, WeightsReport] | None:
         """The report for the monitor, once it is newer than ``seen`` (0 at first).

@@ -39,6 +39,8 @@ ACTOR_NAME: Final = "trainsync-synchronizer"
 _REBUILD_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
 _RENEWALS_IN_A_LEASE: Final = 3
+# The actor takes them of trainers of the present restart only.
+_FENCED: Final = frozenset({"set_model_state_dict", "announce", "setup_weight_sync_group"})
 
 
 def find_actor(namespace: str, timeout: float = 60.0) -> Any:
@@ -101,13 +103,14 @@ class SynchronizerConnection:
             WeightsUnavailableError: no answer in time, or the actor is gone for good.
             What the method raises.
         """
+        fence = {"restarts": self.contact.restarts} if method in _FENCED else {}
         deadline = time.monotonic() + timeout
         gone_since: float | None = None
         while True:
             handle = self._handle
             more = when_repeated if gone_since is not None and when_repeated is not None else {}
             try:
-                reference = getattr(handle, method).remote(*arguments, **more)
+                reference = getattr(handle, method).remote(*arguments, **more, **fence)
                 if give_up is None:
                     return ray.get(reference, timeout=max(0.0, deadline - time.monotonic()))
                 return _answer(reference, deadline, give_up)
@@ -276,14 +279,14 @@ class ExplorerRegistration:
         """Say that the explorer serves ``weights`` now. Raises what `call` raises."""
         with self._lock:
             version, digest, taken = weights.version, weights.digest, weights.taken
-            self.ask("acknowledge", version, digest, taken, timeout=timeout)
-            self._serving = Serving(version, digest, taken)
+            restarts = [weights.restarts] if weights.restarts else []  # a default of the actor
+            self.ask("acknowledge", version, digest, taken, *restarts, timeout=timeout)
+            self._serving = Serving(version, digest, taken, weights.restarts)
 
-    def forget(self, served: int) -> None:
-        """Do not say any more that a version newer than ``served`` is served."""
-        with self._lock:
-            if self._serving is not None and self._serving.version > served:
-                self._serving = None
+    @property
+    def restarts(self) -> int:
+        """`Published.restarts` of what was acknowledged last."""
+        return 0 if self._serving is None else self._serving.restarts
 
     def renew(self, timeout: float) -> None:
         """Renew the lease, and say what is served; a thread does so by itself."""

@@ -34,7 +34,9 @@ class StateChanges:
     missed: int = -1  # the newest version that reached no explorer
     traffic: Traffic = field(default_factory=Traffic)
     aborted: Mapping[int, str] = field(default_factory=dict)
-    rewound: tuple[int, int] = (0, -1)  # see `WeightsState.rewind`
+    rewinds: tuple[tuple[int, int], ...] = ()  # see `WeightsState`
+    restarts: int = 0  # before the published version
+    reopened: bool = False  # see `PublishedVersions`
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,9 @@ class RestoredState:
     missed: int = -1
     traffic: Traffic = field(default_factory=Traffic)
     aborted: Mapping[int, str] = field(default_factory=dict)
-    rewound: tuple[int, int] = (0, -1)
+    rewinds: tuple[tuple[int, int], ...] = ()
+    restarts: int = 0
+    reopened: bool = False
 
 
 class PartJournal:
@@ -90,14 +94,21 @@ class FailoverState:
 
     def apply(self, changes: StateChanges) -> None:
         """Take over what is new."""
-        self._state.rewind(*changes.rewound)
+        for number, step in changes.rewinds:
+            self._state.rewind(number, step)
         for held in changes.parts:
             try:
                 self._state.upload(held.version, held.meta, held.payload, 0.0, again=True)
             except WeightsError as error:  # a part of a version that is replaced already
                 logger.debug("a part is not remembered: %s", error)
-        if changes.announced is not None and changes.announced.meta.version > self._state.version:
-            self._state.announce(Announcement(changes.announced), 0.0)
+        known, told = self._state.versions.published, changes.announced
+        if told is not None and (
+            told.meta.version > self._state.version
+            or (known is not None and told.position > known.position)
+        ):
+            self._state.announce(Announcement(told), 0.0)
+        if changes.reopened:
+            self._state.versions.reopen(changes.restarts)
         if changes.withdrawn is not None and changes.withdrawn == self._state.version:
             self._state.versions.withdraw()
         self._last = changes
@@ -119,18 +130,25 @@ class FailoverState:
             missed=self._last.missed,
             traffic=self._last.traffic,
             aborted=self._last.aborted,
-            rewound=self._last.rewound,
+            rewinds=self._last.rewinds,
+            restarts=self._state.versions.restarts,
+            reopened=self._state.versions.reopened,
         )
 
 
 def rebuild(remembered: RestoredState, lease_seconds: float, now: float) -> WeightsState:
     """A state with the same published version, which publishes none older than explorers serve."""
     state = WeightsState(remembered.floor, lease_seconds=lease_seconds, rebuilt=True)
-    state.rewound = remembered.rewound
+    state.rewinds = remembered.rewinds
     if remembered.announced is not None:
         state.announce(Announcement(remembered.announced), now)
     for held in remembered.parts:
+        # Before parts of the same step that were sent once more.
+        if remembered.reopened and state.version == state.rewound[1]:
+            state.versions.reopen(remembered.restarts)
         state.upload(held.version, held.meta, held.payload, now)
+    if remembered.reopened:
+        state.versions.reopen(remembered.restarts)
     state.group, state.versions.missed = remembered.group, remembered.missed
     state.versions.aborted.update(remembered.aborted)
     state.restore_explorers(remembered.explorers, now)

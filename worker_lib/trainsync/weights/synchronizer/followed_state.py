@@ -28,11 +28,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Contact:
-    """How to find the Synchronizer again, and whether it is rebuilt when it dies (``kept``)."""
+    """How to find the Synchronizer again, and whether it is rebuilt when it dies (``kept``).
+
+    ``restarts`` of the trainers in place came before: a trainer that connected then is of those.
+    """
 
     namespace: str
     kept: bool
     lease_seconds: float
+    restarts: int = 0
 
 
 class Revision:
@@ -136,7 +140,9 @@ class FollowedState:
             missed=state.versions.missed,
             traffic=state.traffic,
             aborted=dict(state.versions.aborted),
-            rewound=state.rewound,
+            rewinds=state.rewinds,
+            restarts=state.versions.restarts,
+            reopened=state.versions.reopened,
         )
 
     def watch_leases(self) -> None:

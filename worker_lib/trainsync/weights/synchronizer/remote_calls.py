@@ -26,9 +26,9 @@ _METHODS: Final[Mapping[str, tuple[tuple[Any, ...], Any]]] = {
     "register_explorer": ((str, str, bool, Serving | None), int),
     "renew": ((str, str, Serving | None, bool), None),
     "leave": ((str, str | None), None),
-    "wait_new_model_state_dict": ((int, float, str | None, str), int | None),
+    "wait_new_model_state_dict": ((int, float, str | None, str, int), int | None),
     "get_model_state_dict": ((), Published),
-    "acknowledge": ((str, str, int, str, Mapping[TransferKind, int] | None), None),
+    "acknowledge": ((str, str, int, str, Mapping[TransferKind, int] | None, int), None),
     "refuse": ((str, str, int, str, bool), None),
     "get_weight_sync_group": ((), TrainerEndpoint | None),
 }

@@ -17,6 +17,7 @@ from trainsync.weights.errors import (
     UnknownExplorerError,
 )
 from trainsync.weights.synchronizer.counts import TransferKind
+from trainsync.weights.versions import Position
 
 RUNNING = "running"  # serves weights, trains
 REQUIRE_SYNC = "require_sync"  # waits for weights that it does not have
@@ -45,11 +46,18 @@ class Serving:
 
     Attributes:
         taken: bytes that it took for it, by way, where the trainer does not know.
+        restarts: `Published.restarts` of the version.
     """
 
     version: int
     digest: str
     taken: Mapping[TransferKind, int] = field(default_factory=dict, compare=False)
+    restarts: int = 0
+
+    @property
+    def position(self) -> Position:
+        """Its place among all versions of the attempt."""
+        return self.restarts, self.version
 
 
 @dataclass
@@ -68,6 +76,7 @@ class Explorer:
         sent: the newest version that is known to have been broadcast to it; -1 for none.
         refused: the version that it could not take last, and is not told to take; -1 for none.
         paced: it makes batches when it is told to; see `trainsync.weights.pacing.scheduler`.
+        loaded: the newest version that it said it serves, also if that is no more.
     """
 
     session: str
@@ -82,6 +91,11 @@ class Explorer:
     sent: int = -1
     refused: int = -1
     paced: bool = False
+    loaded: Position = (0, -1)
+
+    def lose(self) -> None:
+        """What it serves is no more: it has to take a version anew."""
+        self.version, self.digest, self.sent = -1, None, -1
 
     @property
     def takes_part(self) -> bool:
@@ -117,8 +131,13 @@ class Roster:
         explorer = self.explorers[name] = Explorer(session, now + self.lease_seconds)
         return explorer
 
-    def rejoin(self, name: str, session: str, serving: Serving | None, now: float) -> Explorer:
+    def rejoin(
+        self, name: str, session: str, serving: Serving | None, now: float, *, no_more: bool = False
+    ) -> Explorer:
         """A process that was lost, or is not known any more, goes on with what it serves.
+
+        Args:
+            no_more: the version that it serves is lost: it serves none that counts.
 
         Raises:
             ExplorerReplacedError: another process lives under this id.
@@ -130,14 +149,17 @@ class Roster:
         _check_name(name)
         explorer = self._new(name, session, now)
         if serving is not None:
-            explorer.version, explorer.digest = serving.version, serving.digest
+            explorer.loaded = serving.position
+            if not no_more:
+                explorer.version, explorer.digest = serving.version, serving.digest
         if known is None or not same:
             return explorer
         explorer.returning = known.status == LOST or known.returning
         explorer.refused = known.refused
         if known.status != LOST:  # else it may not have got it, although the trainer believes so
             explorer.sent = known.sent
-        if known.version > explorer.version:  # a late message does not take back what it serves
+        if known.loaded > explorer.loaded:  # a late message does not take back what it serves
+            explorer.loaded = known.loaded
             explorer.version, explorer.digest = known.version, known.digest
         return explorer
 
@@ -261,7 +283,7 @@ class Roster:
         for explorer in self.explorers.values():
             explorer.sent, explorer.refused = min(explorer.sent, step), -1
             if explorer.version > step:
-                explorer.version, explorer.digest, explorer.sent = -1, None, -1
+                explorer.lose()
             elif explorer.version == step:
                 explorer.digest = None
 

@@ -7,6 +7,7 @@ a time; explorers acknowledge the version that they serve.
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from trainsync.weights.errors import (
@@ -61,7 +62,8 @@ class WeightsState:
         group: where the trainer broadcasts from; None before it has said so.
         clock: how long synchronisations take.
         traffic: bytes that explorers took.
-        rewound: how often training went on from an older step anew, and from which; see `rewind`.
+        rewinds: numbers of restarts after which training went on from an older step anew, and that
+            step, in order; see `rewind`.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class WeightsState:
         self.group: TrainerEndpoint | None = None
         self.clock = SyncClock()
         self.traffic = Traffic()
-        self.rewound: tuple[int, int] = (0, -1)
+        self.rewinds: tuple[tuple[int, int], ...] = ()
         self._rebuilt = rebuilt
 
     @property
@@ -85,6 +87,11 @@ class WeightsState:
     def explorers(self) -> Mapping[str, Explorer]:
         """The explorers that are registered, or lost, by id."""
         return self.roster.explorers
+
+    @property
+    def rewound(self) -> tuple[int, int]:
+        """The last of `rewinds`; before the first, 0 and -1."""
+        return self.rewinds[-1] if self.rewinds else (0, -1)
 
     # -- the trainer's side ---------------------------------------------------------------
 
@@ -98,12 +105,27 @@ class WeightsState:
         """
         if number <= self.rewound[0]:
             return False
-        self.rewound = (number, step)
+        self.rewinds = (*self.rewinds, (number, step))
         self.versions.rewind(step)
         self.roster.rewind(step)
         self.clock.drop()
         self.trainer_status = RUNNING
         return True
+
+    def check_trainer(self, restarts: int | None) -> None:
+        """Pass if a trainer is of those that train now.
+
+        Args:
+            restarts: that came before it connected; None: not known.
+
+        Raises:
+            SupersededTrainerError: the trainers were restarted in place since.
+        """
+        if restarts is not None and restarts < self.rewound[0]:
+            raise SupersededTrainerError(
+                f"the trainers were restarted in place ({self.rewound[0]}) since this one "
+                f"connected, after restart {restarts}; publishers are to be made anew"
+            )
 
     def upload(
         self,
@@ -151,7 +173,7 @@ class WeightsState:
             SupersededTrainerError: a newer attempt announced before.
             InconsistentUploadError: an explorer serves other bytes of this version.
         """
-        published, refused = announcement.published, announcement.refused
+        published, refused = self._stamped(announcement.published), announcement.refused
         version = published.meta.version
         if not (announcement.again and self.versions.published == published):
             self.versions.check_announced(published)
@@ -244,14 +266,16 @@ class WeightsState:
             ExplorerReplacedError: another process lives under this id.
             StaleVersionError: it claims a version that never was.
         """
-        if serving is not None and self._is_lost(serving.version):
-            serving = None
-        if serving is not None:
-            self._believe(explorer, serving.version)
-            meta = None if self.versions.published is None else self.versions.published.meta
-            if meta is not None and serving.version == meta.version:
-                serving = serving if serving.digest == meta.digest else None
-        known = self.roster.rejoin(explorer, session, serving, now)
+        no_more = serving is not None and self._is_lost(*serving.position)
+        if serving is not None and not no_more:
+            if serving.restarts >= self.rewound[0]:
+                self._believe(explorer, serving.version)
+            published = self.versions.published
+            if published is not None and serving.position == published.position:
+                serving = serving if serving.digest == published.meta.digest else None
+        known = self.roster.rejoin(explorer, session, serving, now, no_more=no_more)
+        if known.loaded[0] < self.rewound[0] and known.version == self.rewound[1]:
+            known.digest = None  # see `Roster.rewind`
         self._forgive(known)
         if self.versions.published is not None and known.version >= self.version:
             known.returning = False
@@ -292,9 +316,10 @@ class WeightsState:
         """
         known = self.roster.renew_lease(explorer, session, now)
         news = self.roster.note_ready(known, ready=ready)
-        if serving is None or serving.version <= known.version or self._is_lost(serving.version):
+        if serving is None or serving.position <= known.loaded:
             return news
-        self.acknowledge(explorer, session, serving.version, serving.digest, now, serving.taken)
+        version, digest, restarts = serving.version, serving.digest, serving.restarts
+        self.acknowledge(explorer, session, version, digest, now, serving.taken, restarts)
         return True
 
     def leave(self, explorer: str, now: float, session: str | None = None) -> None:
@@ -358,37 +383,48 @@ class WeightsState:
         digest: str,
         now: float,
         taken: Mapping[TransferKind, int] | None = None,
+        restarts: int = 0,
     ) -> None:
         """The explorer serves ``version`` from now on.
 
         An acknowledgement of a version that was replaced meanwhile is true and is taken; one that
-        goes back is not. One of a version that is no more is passed over: the explorer is told.
+        goes back is not. After one of a version that is no more, the explorer serves none, whatever
+        it served before: it has to take one anew.
 
         Args:
             taken: bytes that it took for the version, by way; they count once.
+            restarts: `Published.restarts` of the version.
 
         Raises:
             UnknownExplorerError, ExplorerLostError, ExplorerReplacedError, StaleVersionError,
                 DigestMismatchError.
         """
         known = self.roster.renew_lease(explorer, session, now)
-        if self._is_lost(version):
-            return
-        if version < known.version:
+        position = restarts, version
+        if position < known.loaded or version < known.version:
             raise StaleVersionError(
-                f"explorer {explorer} acknowledges version {version} after {known.version}"
+                f"explorer {explorer} acknowledges version {version} after "
+                f"{max(known.version, known.loaded[1])}"
             )
-        self._believe(explorer, version)
-        if self.versions.published is not None and version == self.version:
+        if self._is_lost(restarts, version):
+            known.loaded, known.status = position, REQUIRE_SYNC
+            known.lose()
+            self._note_duration(now)
+            return
+        earlier = restarts < self.rewound[0]
+        if not earlier:
+            self._believe(explorer, version)
+        if self.versions.published is not None and position == self.versions.published.position:
             expected = self.versions.published.meta.digest
             if digest != expected:
                 known.status = REQUIRE_SYNC
                 raise DigestMismatchError(
                     f"explorer {explorer} has {digest} for version {version}, expected {expected}"
                 )
-        if version > known.version:
+        if position > known.loaded:
             self.traffic = self.traffic.took(taken or {})
-        known.version, known.digest, known.status = version, digest, RUNNING
+        known.version, known.loaded, known.status = version, position, RUNNING
+        known.digest = None if earlier and version == self.rewound[1] else digest
         if version >= self.version:
             known.returning, known.cause = False, None
         self._note_duration(now)
@@ -396,11 +432,14 @@ class WeightsState:
     def _publish(self, published: Published) -> None:
         if self.versions.reopened:
             self.roster.forget_refusals()
-        self.versions.publish(published)
+        self.versions.publish(self._stamped(published))
 
-    def _is_lost(self, version: int) -> bool:
-        """Whether it was published before training went on from an older step."""
-        return self.rewound[0] > 0 and version > max(self.version, self.rewound[1])
+    def _stamped(self, published: Published) -> Published:
+        return replace(published, restarts=self.rewound[0])
+
+    def _is_lost(self, restarts: int, version: int) -> bool:
+        """Whether training went on from an older step after it was published."""
+        return any(version > step for number, step in self.rewinds if number > restarts)
 
     def _forgive(self, explorer: Explorer) -> None:
         """Do not wait for an explorer that came after the broadcast: it gets the next version."""

@@ -27,6 +27,7 @@ class Weights:
         taken: the bytes by the way that they came; empty where the trainer counts them.
         keepable: an engine may keep them: they stay valid until it has kept those of another
             version (`WeightSource.keep`).
+        restarts: `Published.restarts` of the version; the client sets it.
     """
 
     version: int
@@ -36,6 +37,7 @@ class Weights:
     seconds: float
     taken: Mapping[TransferKind, int] = field(default_factory=dict)
     keepable: bool = False
+    restarts: int = 0
 
 
 def meta_of(name: str, tensor: torch.Tensor) -> TensorMeta:

@@ -11,6 +11,7 @@ from trainsync.monitor.ledger.saves import AbortCause, AbortReason, SaveKey, Sav
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.claims import read_claims
 from trainsync.storage.saves.incarnations import successor
+from trainsync.storage.saves.resume_target import read_resume_target
 
 from tests.unit.monitor.commit.core.cores import Disk, Start, commit
 from tests.unit.monitor.saves import (
@@ -199,3 +200,23 @@ def test_progress_goes_on_with_the_steps_that_are_trained_again_counted(
     assert view.progress is not None
     assert (view.progress.step, view.steps.repeated) == (3, 1)
     assert view.restarts.reason == "a rank died"
+
+
+def test_another_cluster_that_asks_first_is_told_what_the_successor_resumes_from(
+    start: Start, tmp_path: Path
+) -> None:
+    core = start()
+    other = SaveOwner(0, "explorers0000000")
+    core.claim(other, "explorers", None)
+    commit(core, tmp_path, 10)
+    assert resumed(core, FIRST) == 10
+    core.renew(FIRST, NEXT.incarnation, "a rank died")
+    for owner in (other, NEXT):
+        assert resumed(core, owner) == 10
+    target = read_resume_target(RunDirectory(tmp_path))
+    assert target is not None
+    assert target.incarnation == NEXT.incarnation
+    again = start(claim=None)  # another monitor
+    again.tick()
+    assert resumed(again, other) == 10
+    assert read_resume_target(RunDirectory(tmp_path)) == target
