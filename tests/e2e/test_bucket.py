@@ -20,7 +20,8 @@ from devcluster.tools import ensure_store_servers
 from tests.e2e import example, harness
 from tests.store.server import ACCESS, REGION, SECRET, Server, serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+# Without the fixtures' time: the first server is built from source.
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600, func_only=True)]
 
 NAME, BUCKET, KEYS = "in-bucket", "checkpoints", "bucket-keys"
 STEPS, INTERVAL, KEPT = 40, 4, 2
