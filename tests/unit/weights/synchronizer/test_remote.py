@@ -73,6 +73,16 @@ def test_answers_come_as_they_were_given(method: str, answer: Any) -> None:
     assert decode_answer(method, travelled.value) == answer
 
 
+def test_calls_of_an_earlier_release_are_of_before_any_restart() -> None:
+    serving = {"version": 7, "digest": "d", "taken": {}}
+    renewed = decode_arguments("renew", ["e", "s", serving, False])
+    assert renewed[2] == Serving(7, "d", restarts=0)
+    assert decode_arguments("acknowledge", ["e", "s", 7, "d", None]) == ["e", "s", 7, "d", None]
+    meta = {"version": 7, "digest": "d", "parts": [], "method": "nccl", "bytes": 1}
+    answer = decode_answer("get_model_state_dict", {"meta": meta, "payloads": [], "location": None})
+    assert answer == Published.broadcast(7, "d", 1)
+
+
 def test_errors_keep_their_class_and_their_sentence() -> None:
     for kind in vars(errors).values():
         if isinstance(kind, type) and issubclass(kind, WeightsError):
