@@ -347,6 +347,7 @@ class StoreExecutor:
                 is_committed = save.state is SaveState.COMMITTED
                 tidy.end_save(
                     self._bucket,
+                    self._tenure,
                     key,
                     SaveOutcome(
                         kind=key.kind,
