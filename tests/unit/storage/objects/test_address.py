@@ -98,7 +98,14 @@ def test_plain_http_wants_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> No
         ("s3://bucket", StoreOptions(endpoint="https://u:hush@x"), "without a user"),
         ("s3://bucket", StoreOptions(endpoint="x:9000"), "is no https://host"),
         ("file:///none/there", StoreOptions(), "there is no such directory"),
-        ("s3://bucket", StoreOptions(credentials={"hush": "hush"}), "with these settings"),
+        ("s3://bucket", StoreOptions(credentials={"hush": "hush"}), "AWS_ACCESS_KEY_ID is missing"),
+        (
+            "s3://bucket",
+            StoreOptions(
+                credentials={"access_key_id": "a", "secret_access_key": "b", "hush": "hush"}
+            ),
+            "with these settings",
+        ),
     ],
 )
 def test_an_option_that_does_not_fit_is_refused(url: str, options: StoreOptions, why: str) -> None:

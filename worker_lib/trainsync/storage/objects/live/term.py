@@ -103,9 +103,9 @@ def check_run(bucket: Bucket, there: Term | None, run_uid: str) -> None:
     """
     if there is not None and there.run_uid != run_uid:
         raise OtherRunError(
-            f"another run (uid {there.run_uid}) saves into {bucket.name}: give this run a prefix of "
-            f"its own; or, once the other run is deleted, delete the object {names.TERM} there, and "
-            "this one goes on from its checkpoints"
+            f"another run (uid {there.run_uid}) saves into {bucket.name}: give this run a prefix "
+            f"of its own; or, once the other run is deleted, delete the object {names.TERM} there, "
+            "and this one goes on from its checkpoints"
         )
 
 
