@@ -307,6 +307,32 @@ def test_a_claim_asks_the_store_as_often_with_many_steps_as_with_few(
     assert asked(80) <= asked(20) + 16  # records of ended saves are kept for 16
 
 
+def test_a_claim_after_which_the_store_cannot_be_read_is_followed_by_another_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Served()
+    core = run.served()
+    core.claim(FIRST, "main", 0)
+    save(run, core, FIRST, 5)
+
+    def away(*_: object) -> None:
+        raise StoreRefusedError("access is denied")
+
+    monkeypatch.setattr(commits, "committed_steps", away)
+    with pytest.raises(errors.StorageUnavailableError, match="access is denied"):
+        core.claim(SECOND, "main", 1)
+    assert [info.step for _, info in core.committed()] == [5], "what was known stays"
+    assert not core.ready
+    monkeypatch.undo()
+    run.monotonic.now += 10
+    core.tick()
+    core.claim(SECOND, "main", 1)
+    core.expect(5)
+    point = core.resume(SECOND)
+    assert point is not None
+    assert point.step == 5
+
+
 def test_a_complete_save_is_committed_before_the_next_attempt_begins() -> None:
     run = Served()
     core = run.served()

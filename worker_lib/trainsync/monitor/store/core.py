@@ -237,7 +237,9 @@ class StoreCore:
             if begins and self._authority is not None:
                 self._settle_last()
             self._tenure.claim(owner.attempt, cluster, owner.incarnation)
+            self._holds = False  # until what the store has is known anew
             self._worker.rebuild()
+            self._holds = True
         if begins:
             self._resuming.forget()
             self._permits.renew(quiet=False)
