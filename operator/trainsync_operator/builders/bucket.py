@@ -28,8 +28,12 @@ def credentials(
     ]
 
 
-def of_run(target: Target) -> list[dict[str, Any]]:
-    """Variables of every process that reads or writes checkpoints; none where a volume has them."""
+def of_run(target: Target, *, opens: bool = True) -> list[dict[str, Any]]:
+    """Variables of the run's bucket; none where a volume has the checkpoints.
+
+    Args:
+        opens: whether processes of the pod read or write checkpoints: others get no keys.
+    """
     store = target.run.spec.checkpoint.storage.object_store
     if store is None:
         return []
@@ -40,5 +44,5 @@ def of_run(target: Target) -> list[dict[str, Any]]:
     }
     return [
         *({"name": name, "value": value} for name, value in values.items() if value is not None),
-        *credentials(store, store.credentials, env.STORE_CREDENTIAL_PREFIX),
+        *credentials(store, store.credentials if opens else None, env.STORE_CREDENTIAL_PREFIX),
     ]

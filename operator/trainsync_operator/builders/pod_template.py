@@ -191,7 +191,8 @@ def inject(
     environment = _environment(target, cluster, group)
     variables: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in environment.items()]
     node = {"fieldRef": {"apiVersion": "v1", "fieldPath": "spec.nodeName"}}
-    variables += [{"name": env.NODE_NAME, "valueFrom": node}, *bucket.of_run(target)]
+    variables.append({"name": env.NODE_NAME, "valueFrom": node})
+    variables += bucket.of_run(target, opens=_may_save(group))
     reads = _only_reads(target, cluster, group)
     variables += _store_keys(target.run.spec.sync.store, reads=reads)
     defaults = [_RAY_DEFAULT, *_tracker_defaults(target)]

@@ -231,6 +231,18 @@ def test_a_run_in_a_bucket_has_no_volume_and_every_pod_is_told_the_place() -> No
     assert "TRAINSYNC_STORE_ENDPOINT" not in env_of(trainer_pod(built_cluster()))
 
 
+def test_explorers_get_no_keys_of_the_bucket_of_checkpoints() -> None:
+    chosen = in_bucket(credentials={"secretRef": {"name": "bucket-keys"}})
+    groups = make_run(chosen).spec.clusters[0].groups
+    workers = built_cluster(chosen)["spec"]["workerGroupSpecs"]
+    found = {}
+    for group, worker in zip(groups, workers, strict=True):
+        entries = worker["template"]["spec"]["containers"][0]["env"]
+        found[group.role.value] = [e["name"] for e in entries if "STORE_AWS" in e["name"]]
+    assert found["Explorer"] == []
+    assert len(found["Trainer"]) == len(CREDENTIALS["s3"])
+
+
 def test_keys_of_the_buckets_secret_are_named_and_never_written_into_a_pod() -> None:
     chosen = in_bucket(credentials={"secretRef": {"name": "bucket-keys"}})
     for pod in (monitor_pod(chosen), trainer_pod(built_cluster(chosen))):

@@ -19,7 +19,14 @@ SHORT_NAME: Final = "tr"
 MANAGER: Final = "trainsync.dev/operator"
 """Name of the operator as ``spec.managedBy`` has it."""
 # A store with a prefix: two runs in one place would mix their steps.
-BUCKET_URL_PATTERN: Final = r"^(s3|gs|az)://[A-Za-z0-9$][A-Za-z0-9._-]*[A-Za-z0-9]/[^?#\s]+$"
+# It is what `trainsync.storage.objects.address.parse` takes: no part is empty, '.' or '..'.
+_SIGN: Final = r"[^/?#\s\x00-\x1f\x7f]"
+_NO_DOT: Final = r"[^./?#\s\x00-\x1f\x7f]"
+_PART: Final = rf"({_NO_DOT}{_SIGN}*|\.{_NO_DOT}{_SIGN}*|\.\.{_SIGN}+)"
+BUCKET_URL_PATTERN: Final = (
+    r"^(s3://[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]|gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"
+    rf"|az://[a-z0-9$][a-z0-9-]{{1,61}}[a-z0-9])/+{_PART}(/{_PART})*/*$"
+)
 ENDPOINT_PATTERN: Final = r"^https?://[^@\s]+$"
 MANAGER_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9._-]+$"
 

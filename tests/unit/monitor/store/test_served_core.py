@@ -15,7 +15,7 @@ from trainsync.monitor.commit.core import CoreSettings
 from trainsync.monitor.commit.observer import NullObserver
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.store.served import ServedStoreCore
-from trainsync.storage.objects import commits, keys
+from trainsync.storage.objects import commits, inspecting, keys
 from trainsync.storage.objects.errors import StoreRefusedError
 from trainsync.storage.objects.live import names
 from trainsync.storage.objects.live.term import read_term
@@ -25,6 +25,7 @@ from tests.unit.monitor.store.test_store_core import ONE, Run, request, save
 
 CHECKPOINT = SaveKind.CHECKPOINT
 FIRST, SECOND = SaveOwner(0, "aaaaaaaa0"), SaveOwner(1, "aaaaaaaa1")
+OTHER = SaveOwner(0, "bbbbbbbb0")
 
 
 class Lease:
@@ -144,15 +145,192 @@ def test_an_old_monitor_commits_nothing_once_another_has_the_term_until_it_wins_
     assert old.saves.save_status(FIRST, CHECKPOINT, 5).state is SaveState.COMMITTED
 
 
-def test_a_run_at_the_prefix_of_another_is_told_of() -> None:
+def test_a_run_at_the_prefix_of_another_is_refused_until_a_person_removes_the_term() -> None:
     run = Served()
-    core = run.served(run_uid="one")
-    core.claim(FIRST, "main", 0)
-    run.served(run_uid="two")
+    first = run.served(run_uid="one")
+    first.claim(FIRST, "main", 0)
+    save(run, first, FIRST, 5)
+    first.saves.register(FIRST, request(6, ONE))
+    run.write(FIRST, 6, ONE)
+    second = run.served(run_uid="two")
+    assert (second.ready, second.tells, healthy(second)[:2]) == (
+        False,
+        True,
+        ("False", "StoreFailing"),
+    )
+    assert "another run (uid one) saves into memory://" in healthy(second)[2]
+    assert "delete the object run/TERM.json" in healthy(second)[2]
+    with pytest.raises(errors.StorageUnavailableError, match="a prefix of its own"):
+        second.claim(FIRST, "main", 0)
     run.monotonic.now += 60
-    core.tick()
+    first.tick()
+    assert (first.ready, run.steps()) == (True, [5, 6])
+    run.bucket.delete([names.TERM])
+    second.tick()
+    second.claim(OTHER, "main", 0)
+    second.expect(None)
+    point = second.resume(OTHER)
+    assert point is not None
+    assert point.step == 6
+    run.monotonic.now += 60
+    first.tick()
+    assert not first.ready
+    assert "another run (uid two) saves into memory://" in healthy(first)[2]
+
+
+def test_a_monitor_that_lost_its_lease_while_it_took_the_term_replaces_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, lease = Served(), Lease()
+    new = run.served()
+    new.claim(FIRST, "main", 0)
+    find = run.bucket.find
+
+    def slow(key: str) -> Any:
+        if key == names.TERM:
+            lease.lose()
+        return find(key)
+
+    monkeypatch.setattr(run.bucket, "find", slow)
+    old = run.served(lease)
+    monkeypatch.undo()
+    run.monotonic.now += 20
+    new.tick()
+    assert (old.ready, new.ready) == (False, True)
+
+
+def test_a_late_take_of_an_old_monitor_is_taken_back_by_the_one_that_holds_the_lease() -> None:
+    run, lease = Served(), Lease()
+    new = run.served()
+    new.claim(FIRST, "main", 0)
+    late = run.served(lease)  # its put arrives only now, after its Lease has run out
+    lease.lose()
+    assert late.ready is False
+    run.monotonic.now += 11
+    new.tick()
+    assert not new.ready
+    with pytest.raises(errors.FencedError):
+        new.check(FIRST)
+    run.monotonic.now += 20
+    new.tick()
+    assert new.ready
+    save(run, new, FIRST, 5)
+    assert run.steps() == [5]
+
+
+def test_the_term_is_taken_back_a_few_times_only() -> None:
+    run = Served()
+    one, other = run.served(), run.served()
+    for _ in range(200):  # both believe to hold the Lease, which cannot be
+        run.monotonic.now += 400
+        one.tick()
+        other.tick()
+    assert [one.ready, other.ready].count(True) == 1
+    term = read_term(run.bucket)
+    assert term is not None
+    assert term.number < 40
+
+
+def test_a_monitor_that_was_overtaken_in_its_sweep_removes_nothing_of_later_attempts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, lease, later = Served(), Lease(), Lease()
+    later.lose()
+    old = run.served(lease)
+    old.claim(FIRST, "main", 0)
+    new = run.served(later)
+    third, below, stalled = SaveOwner(2, "aaaaaaaa2"), run.bucket.below, []
+
+    def slow(folder: str) -> Any:
+        if folder == keys.OBJECTS and not stalled:
+            stalled.append(1)
+            lease.lose()
+            later.win()
+            new.tick()
+            new.claim(third, "main", 2)
+            new.saves.register(third, request(10, ONE))
+            run.write(third, 10, ONE)
+            found = below(folder)
+            new.tick()
+            return found
+        return below(folder)
+
+    monkeypatch.setattr(run.bucket, "below", slow)
+    old.claim(SECOND, "main", 1)
+    assert run.steps() == [10]
+    stored = commits.read_manifest(run.bucket, CHECKPOINT, 10)
+    assert inspecting.size_findings(run.bucket, stored) == []
+
+
+def test_a_monitor_without_its_lease_sweeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, lease = Served(), Lease()
+    core = run.served(lease)
+    core.claim(FIRST, "main", 0)
+    run.write(FIRST, 5, ONE)
+    below = run.bucket.below
+
+    def slow(folder: str) -> Any:
+        found = below(folder)
+        if folder == names.owner(0, FIRST.incarnation) and read_term(run.bucket) != before:
+            lease.lose()
+        return found
+
+    before = read_term(run.bucket)
+    monkeypatch.setattr(run.bucket, "below", slow)
+    with pytest.raises(errors.NotReadyError):
+        core.claim(SECOND, "main", 1)
+    assert len(run.shards()) == 1
+
+
+def test_a_claim_asks_the_store_as_often_with_many_steps_as_with_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def asked(steps: int) -> int:
+        run, calls = Served(), []
+        core = run.served()
+        core.claim(FIRST, "main", 0)
+        for step in range(1, steps + 1):
+            save(run, core, FIRST, step)
+        run.write(FIRST, 900, ONE)  # left behind
+        for name in ("below", "folders", "objects", "delete"):
+            real = getattr(run.bucket, name)
+
+            def counted(*args: Any, real: Any = real, **given: Any) -> Any:
+                calls.append(1)
+                return real(*args, **given)
+
+            monkeypatch.setattr(run.bucket, name, counted)
+        core.claim(SECOND, "main", 1)
+        assert not [key for key in run.shards() if "00900/" in key]
+        return len(calls)
+
+    assert asked(80) <= asked(20) + 16  # records of ended saves are kept for 16
+
+
+def test_a_claim_after_which_the_store_cannot_be_read_is_followed_by_another_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Served()
+    core = run.served()
+    core.claim(FIRST, "main", 0)
+    save(run, core, FIRST, 5)
+
+    def away(*_: object) -> None:
+        raise StoreRefusedError("access is denied")
+
+    monkeypatch.setattr(commits, "committed_steps", away)
+    with pytest.raises(errors.StorageUnavailableError, match="access is denied"):
+        core.claim(SECOND, "main", 1)
+    assert [info.step for _, info in core.committed()] == [5], "what was known stays"
     assert not core.ready
-    assert "another run (uid two) saves into memory://" in healthy(core)[2]
+    monkeypatch.undo()
+    run.monotonic.now += 10
+    core.tick()
+    core.claim(SECOND, "main", 1)
+    core.expect(5)
+    point = core.resume(SECOND)
+    assert point is not None
+    assert point.step == 5
 
 
 def test_a_complete_save_is_committed_before_the_next_attempt_begins() -> None:

@@ -1,6 +1,9 @@
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trainsync.api.names import BUCKET_URL_PATTERN
 from trainsync.storage.objects import address
 from trainsync.storage.objects.errors import StoreUrlError
 from trainsync.storage.objects.opening import StoreOptions, open_store
@@ -98,7 +101,14 @@ def test_plain_http_wants_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> No
         ("s3://bucket", StoreOptions(endpoint="https://u:hush@x"), "without a user"),
         ("s3://bucket", StoreOptions(endpoint="x:9000"), "is no https://host"),
         ("file:///none/there", StoreOptions(), "there is no such directory"),
-        ("s3://bucket", StoreOptions(credentials={"hush": "hush"}), "with these settings"),
+        ("s3://bucket", StoreOptions(credentials={"hush": "hush"}), "AWS_ACCESS_KEY_ID is missing"),
+        (
+            "s3://bucket",
+            StoreOptions(
+                credentials={"access_key_id": "a", "secret_access_key": "b", "hush": "hush"}
+            ),
+            "with these settings",
+        ),
     ],
 )
 def test_an_option_that_does_not_fit_is_refused(url: str, options: StoreOptions, why: str) -> None:
@@ -106,3 +116,28 @@ def test_an_option_that_does_not_fit_is_refused(url: str, options: StoreOptions,
         open_store(url, options)
     assert why in str(caught.value)
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "is_good"),
+    [
+        ("s3://abc/x", True),
+        ("s3://My_Bucket/a/b/", True),
+        ("s3://bucket/.x/..y/...", True),
+        ("az://con-tainer/x", True),
+        ("s3://ab/x", False),
+        ("gs://My/x", False),
+        ("az://con.tainer/x", False),
+        ("s3://bucket/../x", False),
+        ("s3://bucket/x/..", False),
+        ("s3://bucket/a/./b", False),
+        ("s3://bucket/a//b", False),
+    ],
+)
+def test_a_trainingrun_takes_no_url_that_is_refused_here(url: str, is_good: bool) -> None:
+    assert (re.search(BUCKET_URL_PATTERN, url) is not None) == is_good
+    if is_good:
+        address.parse(url)
+        return
+    with pytest.raises(StoreUrlError):
+        address.parse(url)

@@ -77,6 +77,10 @@ def _of_bucket(path: str) -> list[Rule]:
             "!has(self.region) || self.url.startsWith('s3://')",
             f"{path}.region is for s3:// alone: remove it",
         ),
+        Rule(
+            "self.url.matches('^[a-z0-9]+://[^/]+/.{0,512}$')",
+            f"{path}.url has a prefix of more than 512 characters: give a shorter one",
+        ),
     ]
 
 
@@ -96,8 +100,8 @@ PATTERN_MESSAGES: Final = {
         " and \\.; groups and other repetitions are refused, because matching must be quick"
     ),
     BUCKET_URL_PATTERN: (
-        "must be s3://bucket/prefix, gs://bucket/prefix or az://container/prefix, without"
-        " credentials"
+        "must be s3://bucket/prefix, gs://bucket/prefix or az://container/prefix, with a name that"
+        " a bucket can have, without credentials, and without empty parts, '.' and '..'"
     ),
     ENDPOINT_PATTERN: "must be https://host[:port], without a user and a password",
     MANAGER_PATTERN: "must be a domain, a '/' and a name, such as kueue.x-k8s.io/multikueue",

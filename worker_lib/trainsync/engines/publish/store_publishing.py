@@ -15,6 +15,7 @@ from trainsync.engines.trainer_ranks import trainer_ranks
 from trainsync.storage.errors import DamagedFileError
 from trainsync.storage.objects.errors import StoreError, StoreUnavailableError
 from trainsync.weights.buckets.tensor_stream import Value
+from trainsync.weights.delta.compiling import prepare
 from trainsync.weights.errors import WeightsError, WeightsLateError, WeightsUnavailableError
 from trainsync.weights.synchronizer.roster import LOST, STOPPED
 from trainsync.weights.transports.anchors.index import BUCKET_BYTES, Owner
@@ -33,6 +34,7 @@ _ANSWER_SECONDS: Final = 60.0
 # Of the question which versions explorers serve; the answer before is good enough.
 _ASK_SECONDS: Final = 10.0
 _CLOSE_SECONDS: Final = 30.0
+_COMPILE_SECONDS: Final = 60.0
 
 _Gathered = Callable[[], GatherAhead[Value]]
 _Outcome = Stored | str
@@ -59,7 +61,7 @@ class StorePublishing:
         self._dtype = dtype
         self._timeout = ctx.sync.timeout
         self._deadlines = Deadlines.of(self._timeout, BUCKET_BYTES)
-        longest = self._timeout + 2 * _ANSWER_SECONDS
+        longest = self._timeout + 2 * _ANSWER_SECONDS + _COMPILE_SECONDS
         self._ranks = trainer_ranks(longest, group)
         self._lead: _Lead | None = None
 
@@ -124,9 +126,10 @@ class _Lead:
             )
         except (StoreError, DamagedFileError) as error:
             raise WeightsUnavailableError(f"weights cannot be published: {error}") from error
+        prepare(_COMPILE_SECONDS, compact=True)  # else the first delta waits for it past its time
 
     def put(self, version: int, deadline: float, gathered: _Gathered) -> _Outcome:
-        """Put a version; a string where the store is away, or not in time.
+        """Put a version; a string where the store is away, or the version not in time.
 
         Raises:
             WeightsUnavailableError: the store refuses. And as `AnchorPublisher.publish`.

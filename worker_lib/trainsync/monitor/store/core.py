@@ -49,6 +49,7 @@ from trainsync.storage.objects.live.term import (
     Term,
     TermLostError,
     check_claim,
+    check_run,
 )
 from trainsync.storage.objects.probe import require_conditional_puts
 
@@ -56,13 +57,19 @@ _LOG = logging.getLogger(__name__)
 _CHECK_SECONDS: Final = 10.0
 _AGAIN_SECONDS: Final = 5.0
 """A store that refuses the term is asked again so late; callers hear of it at once meanwhile."""
+_RETAKE_SECONDS: Final = 20.0
+"""A monitor that lost the term and holds its Lease so long takes it anew: longer than a Lease lasts
+without its renewal, so the one that took the term has no right to it."""
+_LONGEST_RETAKE_SECONDS: Final = 300.0
+_RETAKES: Final = 8
 
 
 class StoreCore:
     """See the module's docstring.
 
     Every method may raise `MonitorError`. Once another monitor has taken the run's term, every one
-    raises `FencedError`: this one commits nothing any more, until ``authority`` is won anew.
+    raises `FencedError`: this one commits nothing any more, until ``authority`` is won anew, or was
+    held for a while since.
 
     Args:
         clock: now, with a time zone.
@@ -123,6 +130,8 @@ class StoreCore:
         self._refused: tuple[float, str] = (-math.inf, "")  # until when, and why
         self._holds = False
         self._lost: str | None = None
+        self._lost_at = 0.0
+        self._retakes = 0
         self._checked = monotonic()
 
     # For the thread.
@@ -228,14 +237,16 @@ class StoreCore:
             if begins and self._authority is not None:
                 self._settle_last()
             self._tenure.claim(owner.attempt, cluster, owner.incarnation)
+            self._holds = False  # until what the store has is known anew
             self._worker.rebuild()
+            self._holds = True
         if begins:
             self._resuming.forget()
             self._permits.renew(quiet=False)
         _LOG.info("attempt %d of cluster %s claimed by %s", owner.attempt, cluster, owner)
         try:
             with self._kept():
-                tidy.sweep(self._bucket, self._worker.ledger.owners)
+                tidy.sweep(self._bucket, self._worker.ledger, self._see_right)
         except errors.StorageUnavailableError as error:  # the next claim sweeps again
             self._worker.health.io_error("sweep", str(error))
 
@@ -321,6 +332,12 @@ class StoreCore:
         with self._kept():
             self._worker.act(self._clock())
 
+    def _see_right(self) -> None:
+        """See that this monitor may remove what it judged; raises `MonitorError`, `StoreError`."""
+        if self._authority is not None:
+            self._authority.gate()
+        self._tenure.check()
+
     def _may(self) -> bool:
         """Whether the authority is held."""
         try:
@@ -342,8 +359,12 @@ class StoreCore:
         self._authority.gate()
         term = self._authority.term()
         if term != self._won:
-            self._won, self._lost, self._holds = term, None, False
+            self._won, self._lost, self._holds, self._retakes = term, None, False, 0
             self._refused = (-math.inf, "")
+        if self._lost is not None and self._may_retake():
+            _LOG.warning("the run's term is taken anew: this monitor's Lease is held all along")
+            self._lost, self._holds = None, False
+            self._retakes += 1
         if self._holds or self._lost is not None:
             return
         until, why = self._refused
@@ -351,7 +372,7 @@ class StoreCore:
             raise errors.StorageUnavailableError(why)
         try:
             with self._kept():
-                self._take(lambda _: None)
+                self._take(partial(self._see_take, self._authority))
         except errors.StorageUnavailableError as error:
             self._refused = (self._monotonic() + _AGAIN_SECONDS, str(error))
             raise
@@ -360,6 +381,16 @@ class StoreCore:
         self._resuming.begin()
         self._holds = True
         self._taken()
+
+    def _may_retake(self) -> bool:
+        """Whether a late put of an old monitor may have taken the term from this one."""
+        wait = min(_RETAKE_SECONDS * 2**self._retakes, _LONGEST_RETAKE_SECONDS)
+        return self._retakes < _RETAKES and self._monotonic() - self._lost_at >= wait
+
+    def _see_take(self, authority: Authority, there: Term | None) -> None:
+        """See that the term may be replaced: reading it may have taken longer than the Lease."""
+        authority.gate()
+        check_run(self._bucket, there, self._settings.run_uid)
 
     def _take(self, check: Callable[[Term | None], None]) -> None:
         require_conditional_puts(self._bucket)
@@ -396,7 +427,7 @@ class StoreCore:
         try:
             yield
         except TermLostError as error:
-            self._lost = str(error)
+            self._lost, self._lost_at = str(error), self._monotonic()
             _LOG.error("%s", error)
             raise errors.FencedError(str(error)) from error
         except (AttemptOverError, ClaimTakenError) as error:

@@ -104,19 +104,16 @@ class StoreExecutor:
     # Facts in.
 
     def rebuild(self) -> None:
-        """Forget everything and learn it from the store. Raises `StoreError`."""
-        self.ledger = self._empty_ledger()
-        self.health.clear()
-        self._scan.clear()
-        self._prepared.clear()
-        self._reading.clear()
-        self._unclean.clear()
-        self._ended.clear()
-        self._retention_due = True
+        """Forget everything and learn it from the store.
+
+        Raises:
+            StoreError: it cannot be read; what was known stays.
+        """
+        ledger, scan = self._empty_ledger(), RecordScan(self._bucket)
         term = self._tenure.term
         if term.attempt is not None:
             for cluster, incarnation in sorted(term.clusters.items()):
-                self.ledger.grant(cluster, SaveOwner(term.attempt, incarnation))
+                ledger.grant(cluster, SaveOwner(term.attempt, incarnation))
         steps = commits.committed_steps(self._bucket, _KIND)
         if self._max_to_keep is None:
             steps = steps[-_READ_AT_REBUILD:]
@@ -129,10 +126,16 @@ class StoreExecutor:
             except DamagedFileError as error:
                 problems.append(str(error))
                 continue
-            self.ledger.committed(_KIND, self._info(stored))
+            ledger.committed(_KIND, self._info(stored))
+        unclean = scan.into(ledger)
+        self.ledger, self._scan, self._unclean = ledger, scan, unclean
+        self.health.clear()
         if problems:
             self.health.found("manifests", "; ".join(problems))
-        self.scan()
+        self._prepared.clear()
+        self._reading.clear()
+        self._ended.clear()
+        self._retention_due = True
         self.revision += 1
 
     def scan(self) -> None:
@@ -347,6 +350,7 @@ class StoreExecutor:
                 is_committed = save.state is SaveState.COMMITTED
                 tidy.end_save(
                     self._bucket,
+                    self._tenure,
                     key,
                     SaveOutcome(
                         kind=key.kind,

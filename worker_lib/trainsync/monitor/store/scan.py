@@ -32,10 +32,6 @@ class RecordScan:
         self._bucket = bucket
         self._read: set[str] = set()
 
-    def clear(self) -> None:
-        """Read everything anew, into an empty ledger."""
-        self._read.clear()
-
     def into(self, ledger: Ledger) -> set[SaveKey]:
         """Tell ``ledger`` what is new; returns saves that have ended and have records left.
 

@@ -4,13 +4,13 @@ Objects of an incarnation that is not in force can go at once: it can commit not
 `trainsync.storage.objects.live`). A copy's objects are left to ``trainsync checkpoints prune``.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Final
 
 from trainsync.api.protocol import SaveKind
 from trainsync.failpoints import failpoint
 from trainsync.monitor.ledger.ledger import Ledger
-from trainsync.monitor.ledger.saves import SaveKey, SaveOwner
+from trainsync.monitor.ledger.saves import SaveKey
 from trainsync.monitor.store.scan import records_of
 from trainsync.storage.errors import DamagedFileError, StepGoneError
 from trainsync.storage.layout import parse_step
@@ -24,14 +24,19 @@ from trainsync.storage.saves.retention import choose_removals
 _KIND: Final = SaveKind.CHECKPOINT
 
 
-def end_save(bucket: Bucket, key: SaveKey, outcome: SaveOutcome) -> None:
+def end_save(bucket: Bucket, tenure: Tenure, key: SaveKey, outcome: SaveOutcome) -> None:
     """Record how a save ended, for its participants, and remove what they said.
 
     Objects of an aborted save that receipts name go, too.
+
+    Raises:
+        TermLostError: another monitor commits by now, the aborted save perhaps: its objects stay.
     """
     records = records_of(bucket, key)
     failpoint("live.outcome")
     records.write_outcome(outcome)
+    if outcome.error is not None:
+        tenure.check()
     gone: list[str] = []
     for info in bucket.below(records.folder):
         part = names.parse_participant(info.key.removeprefix(f"{records.folder}/"))
@@ -83,33 +88,65 @@ def remove_step(bucket: Bucket, step: int) -> None:
     bucket.delete(sorted(stored.keys.values()))
 
 
-def sweep(bucket: Bucket, in_force: Iterable[SaveOwner]) -> list[str]:
-    """Remove records and shards of incarnations that are not in force; the folders removed."""
-    owners = {(owner.attempt, owner.incarnation) for owner in in_force}
+def sweep(bucket: Bucket, ledger: Ledger, may: Callable[[], None]) -> list[str]:
+    """Remove records and shards of incarnations that are not in force; the folders removed.
+
+    Those of later attempts stay: this monitor may have been overtaken without knowing it. A step
+    that is committed is looked at only where the ledger knows who committed it, so that the number
+    of requests does not grow with the steps that are kept.
+
+    Args:
+        may: called before each removal; what it raises ends the sweep.
+
+    Raises:
+        StoreError: the store refuses.
+    """
+    newest = ledger.attempt
+    if newest is None:
+        return []
+    in_force = {(owner.attempt, owner.incarnation) for owner in ledger.owners}
+
+    def is_over(owner: tuple[int, str] | None) -> bool:
+        return owner is not None and owner[0] <= newest and owner not in in_force
+
     swept = []
     for folder in bucket.folders(names.SAVES):
-        owner = names.parse_owner(folder)
-        if owner is not None and owner not in owners:
-            bucket.delete([info.key for info in bucket.below(folder)])
-            swept.append(folder)
-    for step_folder in bucket.folders(keys.OBJECTS):
-        step = parse_step(step_folder.rpartition("/")[2])
-        if step is None:
-            continue
-        over = [
-            folder
-            for folder in bucket.folders(step_folder)
-            if (owner := names.parse_folder(folder)) is not None and owner not in owners
-        ]
-        if not over or (kept := _named(bucket, step)) is None:
-            continue
-        for folder in over:
+        if is_over(names.parse_owner(folder)):
             found = [info.key for info in bucket.below(folder)]
+            may()
+            bucket.delete(found)
+            swept.append(folder)
+    for step, folders in _left(bucket, ledger, is_over).items():
+        kept = _named(bucket, step)
+        for folder, found in sorted(folders.items()):
             is_aside = any(key.endswith(".damaged") for key in found)  # for people to look at
-            if folder not in kept and not is_aside:
+            if kept is not None and folder not in kept and not is_aside:
+                may()
                 bucket.delete(found)
                 swept.append(folder)
     return swept
+
+
+def _left(
+    bucket: Bucket, ledger: Ledger, is_over: Callable[[tuple[int, str] | None], bool]
+) -> dict[int, dict[str, list[str]]]:
+    """Shards, by step and folder, that may be of no save: two listings."""
+    found: dict[int, dict[str, list[str]]] = {}
+    for info in bucket.below(keys.OBJECTS):
+        parts = info.key.split("/")
+        step = parse_step(parts[1]) if len(parts) > 3 else None
+        if step is not None and is_over(names.parse_folder(folder := "/".join(parts[:3]))):
+            found.setdefault(step, {}).setdefault(folder, []).append(info.key)
+    committed = set(commits.committed_steps(bucket, _KIND))
+    for step in [one for one in found if one in committed]:
+        info = ledger.info(_KIND, step)
+        owner = None if info is None else (info.owner.attempt, info.owner.incarnation)
+        found[step] = {
+            folder: there
+            for folder, there in found[step].items()
+            if owner is not None and names.parse_folder(folder) != owner
+        }
+    return {step: folders for step, folders in found.items() if folders}
 
 
 def _named(bucket: Bucket, step: int) -> set[str] | None:

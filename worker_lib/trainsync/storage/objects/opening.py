@@ -1,43 +1,29 @@
-"""Opens the store of a URL: endpoint, region and credentials as the clouds' own tools name them."""
+"""Opens the store of a URL: endpoint, region and credentials as the clouds' own tools name them.
+
+Where credentials are given, `trainsync.storage.objects.explicit` opens it.
+"""
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trainsync.storage.objects import address
-from trainsync.storage.objects.bucket import Bucket, Limits
+from trainsync.storage.objects import address, explicit
+from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import StoreUrlError
+from trainsync.storage.objects.options import StoreOptions
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
+
+__all__ = ["ALLOW_HTTP", "StoreOptions", "open_store"]
 
 _ENDPOINTS: Final = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
 ALLOW_HTTP: Final = "AWS_ALLOW_HTTP"
-
-
-@dataclass(frozen=True)
-class StoreOptions:
-    """What is said beside the URL; what is not said comes from the environment.
-
-    Args:
-        endpoint: of a store that is not the cloud's own; ``https://…``.
-        region: S3's.
-        allow_http: whether an endpoint may be ``http://…``, where others can read and change what
-            goes by.
-        credentials: obstore's settings of the cloud, such as ``access_key_id``.
-    """
-
-    endpoint: str | None = None
-    region: str | None = None
-    allow_http: bool = False
-    credentials: Mapping[str, str] = field(default_factory=dict, repr=False)
-    limits: Limits = field(default_factory=Limits)
 
 
 def open_store(text: str, options: StoreOptions | None = None) -> Bucket:
@@ -77,7 +63,13 @@ def _open(url: address.StoreUrl, options: StoreOptions, seconds: float) -> "Obje
         },
     }
     prefix = url.prefix or None
-    given = dict(options.credentials)
+    if options.credentials:
+        if url.scheme == "gs":
+            _refuse(url, options, region=True)
+        elif url.scheme == "az":
+            _refuse(url, StoreOptions(region=options.region), region=True)
+        return explicit.opened(url, options, client, retry)
+    given: dict[str, str] = {}
     if options.endpoint is not None:
         given["endpoint"] = options.endpoint
     if url.scheme == "s3":
@@ -112,10 +104,11 @@ def _open(url: address.StoreUrl, options: StoreOptions, seconds: float) -> "Obje
 
 
 def _client(url: address.StoreUrl, options: StoreOptions, seconds: float) -> "ClientConfig":
+    environ: Mapping[str, str] = {} if options.credentials else os.environ
     names = _ENDPOINTS.get(url.scheme, ())
-    from_environment = next((os.environ[name] for name in names if os.environ.get(name)), None)
+    from_environment = next((environ[name] for name in names if environ.get(name)), None)
     endpoint = options.endpoint or from_environment
-    allowed = options.allow_http or os.environ.get(ALLOW_HTTP, "").lower() in ("1", "true")
+    allowed = options.allow_http or environ.get(ALLOW_HTTP, "").lower() in ("1", "true")
     if endpoint is not None:
         scheme = endpoint.partition("://")[0].lower()
         if scheme not in ("http", "https") or "@" in endpoint:

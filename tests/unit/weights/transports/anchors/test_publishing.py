@@ -1,18 +1,24 @@
 """Publisher and reader over a store in memory; tests/store has them on a real server."""
 
+import threading
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from obstore.store import MemoryStore
 from trainsync.storage.objects.bucket import Bucket
-from trainsync.weights.errors import SupersededTrainerError
+from trainsync.weights.delta.compiling import prepare
+from trainsync.weights.errors import SupersededTrainerError, WeightsLateError
 from trainsync.weights.synchronizer.counts import TransferKind
-from trainsync.weights.transports.anchors.index import INDEX, Owner
+from trainsync.weights.transports.anchors.index import INDEX, Owner, decode_index
 from trainsync.weights.transports.anchors.publisher import AnchorPublisher
 from trainsync.weights.transports.anchors.reader import AnchorReader
 from trainsync.weights.transports.anchors.retention import Retention
+from trainsync.weights.transports.anchors.source import StoreSource
 from trainsync.weights.transports.base import Weights
+from trainsync.weights.versions import Published
 
 from tests.store.publishing import Named, weights
 
@@ -21,6 +27,7 @@ FIRST, SECOND = Owner("run-uid", 1, "aaaa"), Owner("run-uid", 2, "bbbb")
 
 @pytest.fixture
 def bucket() -> Bucket:
+    assert prepare(600.0, compact=True)  # as trainers do before their first version
     return Bucket(MemoryStore(), "memory")
 
 
@@ -40,6 +47,73 @@ def take(explorer: AnchorReader) -> Weights:
     row = explorer.newest()
     assert row is not None
     return explorer.fetch(row.weight_version, row.digest, 60.0)
+
+
+def test_an_index_that_is_not_moved_in_time_keeps_no_caller_past_its_deadline(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = AnchorPublisher(bucket, FIRST, anchor_every=1)
+    publish(trainer, 1, 1)
+    away, done = threading.Event(), threading.Event()
+    replace = bucket.replace
+
+    def slow(key: str, data: bytes, old: Any) -> None:
+        newest = decode_index(data).newest
+        if newest is not None and newest.weight_version == 2 and newest.anchor is not None:
+            away.set()  # the anchor's move, behind the caller
+            assert done.wait(60.0)
+        replace(key, data, old)
+
+    monkeypatch.setattr(bucket, "replace", slow)
+    publish(trainer, 2, 2)
+    assert away.wait(60.0)
+    started = time.monotonic()
+    with pytest.raises(WeightsLateError, match="the whole of version 2 is still on its way"):
+        trainer.publish(3, lambda: weights(3), 0.2)
+    assert time.monotonic() - started < 5.0
+    done.set()
+    publish(trainer, 4, 4)
+    assert all(row.anchor is not None for row in trainer.index.versions[:2])
+    trainer.close()
+
+
+def test_a_copy_that_is_late_is_a_version_that_is_late(bucket: Bucket) -> None:
+    trainer = AnchorPublisher(bucket, FIRST)
+    publish(trainer, 1, 1)
+
+    def slow() -> Iterator[tuple[str, torch.Tensor]]:
+        time.sleep(0.3)  # past the deadline, as a gather that is slow
+        yield from weights(2)
+
+    with pytest.raises(WeightsLateError, match="version 2"):
+        trainer.publish(2, slow, 0.0)
+    publish(trainer, 3, 3)
+    trainer.close()
+
+
+def test_an_explorer_goes_on_after_a_copy_ahead_that_failed(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = AnchorPublisher(bucket, FIRST)
+    source = StoreSource(bucket)
+
+    def fetch() -> Weights:
+        row = trainer.index.newest
+        assert row is not None
+        return source.fetch(Published.stored(row.weight_version, row.digest, row.bytes), 60.0)
+
+    publish(trainer, 1, 1)
+    first = fetch()
+
+    def fail() -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(source._reader, "make_ready", fail)
+    source.copied(first)
+    publish(trainer, 2, 2)
+    assert same(fetch(), weights(2))
+    source.close()
+    trainer.close()
 
 
 def same(taken: Weights, expected: Named) -> bool:

@@ -37,6 +37,10 @@ class TermLostError(StorageError):
     """Another monitor has taken the term: this one may change nothing any more."""
 
 
+class OtherRunError(StorageError):
+    """The term is of another run, which may be at work."""
+
+
 class AttemptOverError(StorageError):
     """A newer attempt is in force."""
 
@@ -89,6 +93,20 @@ def read_term(bucket: Bucket) -> Term | None:
     """
     blob = bucket.find(names.TERM)
     return None if blob is None else _decode(blob)
+
+
+def check_run(bucket: Bucket, there: Term | None, run_uid: str) -> None:
+    """See that the term is of this run: whether another one lives cannot be told from the store.
+
+    Raises:
+        OtherRunError: another run has saved here last.
+    """
+    if there is not None and there.run_uid != run_uid:
+        raise OtherRunError(
+            f"another run (uid {there.run_uid}) saves into {bucket.name}: give this run a prefix "
+            f"of its own; or, once the other run is deleted, delete the object {names.TERM} there, "
+            "and this one goes on from its checkpoints"
+        )
 
 
 def check_claim(there: Term | None, run_uid: str, attempt: int, cluster: str, mine: str) -> None:

@@ -19,6 +19,7 @@ from trainsync.weights.delta.codec import Coding
 from trainsync.weights.errors import (
     GroupFailedError,
     StaleVersionError,
+    SupersededTrainerError,
     WeightsError,
     WeightsLateError,
     WeightsUnavailableError,
@@ -27,7 +28,6 @@ from trainsync.weights.transports.anchors.index import (
     BUCKET_BYTES,
     Owner,
     RetiredObject,
-    StoredObject,
     VersionRow,
     WeightsIndex,
 )
@@ -103,7 +103,7 @@ class AnchorPublisher:
         require_conditional_puts(bucket)
         self._held = OwnedIndex(bucket, owner)
         self._putting: Future[VersionRow] | None = None
-        self._anchoring: Future[StoredObject] | None = None
+        self._anchoring: Future[None] | None = None
         self._anchored: VersionRow | None = None
         self._abandoned = threading.Event()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="trainsync-anchor")
@@ -129,8 +129,8 @@ class AnchorPublisher:
             StaleVersionError: the version is not newer than this attempt's last one.
             SupersededTrainerError: another trainer publishes by now. This one never can again.
             WeightsLateError: the store was not in time with this version or an earlier one, which
-                still is on its way.
-            WeightsUnavailableError: the copy was not in time.
+                still is on its way; or the copy was not, and the version is not published.
+            WeightsUnavailableError: the tensors could not be had.
             StoreError: the store failed; the version is not published, or nothing more is known.
             UnsupportedWeightsError, InconsistentUploadError: as `DeltaBase.advance`.
         """
@@ -147,7 +147,9 @@ class AnchorPublisher:
         try:
             held = self._base.advance(tensors, deadline=deadline)
         except GroupFailedError as error:
-            raise WeightsUnavailableError(f"version {version}: {error}") from error
+            late = time.monotonic() >= deadline
+            kind = WeightsLateError if late else WeightsUnavailableError
+            raise kind(f"version {version}: {error}") from error
         self._putting = self._pool.submit(self._publish, version, held)
         try:
             row = self._putting.result(max(0.0, deadline - time.monotonic()))
@@ -248,9 +250,18 @@ class AnchorPublisher:
         key = self._owner.new_key(row.weight_version, "anchor")
         self._anchored = row
         schema, data = held.memory.schema, held.memory.data
-        self._anchoring = self._pool.submit(
-            put_anchor, self._bucket, key, schema, data, self._check
-        )
+
+        def put() -> None:
+            stored = put_anchor(self._bucket, key, schema, data, self._check)
+
+            def named(index: WeightsIndex) -> WeightsIndex:
+                changed = (replace(r, anchor=stored) if r == row else r for r in index.versions)
+                return replace(index, versions=tuple(changed))
+
+            failpoint("publish.anchor")
+            self._held.move(named)
+
+        self._anchoring = self._pool.submit(put)
 
     def _check(self) -> None:
         """Whether what is on its way is still wanted."""
@@ -268,28 +279,22 @@ class AnchorPublisher:
         return len(after) >= self._every or sent > _MOST_OF_ANCHOR * rows[-1].bytes
 
     def _end_anchor(self, deadline: float) -> None:
-        """Wait for the anchor on its way, and have the index name it."""
+        """Wait for the anchor on its way, which the index names then."""
         if self._anchoring is None or self._anchored is None:
             return
         try:
-            stored = self._anchoring.result(max(0.0, deadline - time.monotonic()))
+            self._anchoring.result(max(0.0, deadline - time.monotonic()))
         except FutureTimeoutError:
             raise WeightsLateError(
                 f"the whole of version {self._anchored.weight_version} is still on its way into "
                 f"{self._bucket.name}"
             ) from None
+        except SupersededTrainerError:
+            self._anchoring = None
+            raise
         except Exception as error:  # noqa: BLE001 - said; another one is due at the next version
             _LOG.warning("no anchor of version %d: %r", self._anchored.weight_version, error)
-            self._anchoring = None
-            return
-        row, self._anchoring = self._anchored, None
-
-        def named(index: WeightsIndex) -> WeightsIndex:
-            changed = (replace(r, anchor=stored) if r == row else r for r in index.versions)
-            return replace(index, versions=tuple(changed))
-
-        failpoint("publish.anchor")
-        self._held.move(named)
+        self._anchoring = None
 
 
 def _retiring(

@@ -1,16 +1,22 @@
 """The method ``store`` on the explorer's side: versions out of a bucket."""
 
+import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Final
 
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.weights.buckets.layout import TensorMeta
+from trainsync.weights.delta.compiling import prepare
 from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.transports.anchors.reader import AnchorReader
 from trainsync.weights.transports.base import Weights, WeightSource
 from trainsync.weights.versions import STORE, Published
+
+_LOG = logging.getLogger(__name__)
+_COMPILE_SECONDS: Final = 60.0
 
 
 class StoreSource(WeightSource):
@@ -42,7 +48,7 @@ class StoreSource(WeightSource):
 
     def copied(self, weights: Weights) -> None:
         """Copy them for the next delta to change, behind the caller."""
-        self._readying = self._pool.submit(self._reader.make_ready)
+        self._readying = self._pool.submit(self._make_ready)
 
     def wait_ready(self, timeout: float) -> None:
         """Until what was `copied` is ready for the next delta.
@@ -56,7 +62,13 @@ class StoreSource(WeightSource):
             self._readying.result(timeout)
         except FutureTimeoutError:
             raise WeightsUnavailableError("the version before is still being copied") from None
+        except Exception as error:  # noqa: BLE001 - said; `fetch` copies what it needs by itself
+            _LOG.warning("the version before is not copied ahead: %r", error)
         self._readying = None
+
+    def _make_ready(self) -> None:
+        prepare(_COMPILE_SECONDS, compact=True)  # else the first delta waits for it past its time
+        self._reader.make_ready()
 
     def close(self) -> None:
         """End its threads."""
