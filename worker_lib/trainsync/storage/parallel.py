@@ -56,11 +56,14 @@ def for_each(
         for worker in workers:
             worker.start()
             started.append(worker)
-        for worker in started:
-            worker.join()
+        _wait(started)
     finally:  # also on Ctrl-C: the threads stop after the block at hand
         stop.set()
-        for worker in started:
-            worker.join()
+        _wait(started)
     if failures:
         raise failures[0]
+
+
+def _wait(workers: Iterable[threading.Thread]) -> None:
+    for worker in workers:
+        worker.join()

@@ -287,6 +287,7 @@ class PublishedVersions:
         self._pending.clear()
         if self.published is not None and self.version > step:
             self.published = None
+            self.aborted.clear()  # the version of the step comes next, and is newer than these
         self.reopened = self.published is not None and self.version == step
 
     @property

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
+from trainsync.storage import parallel
 from trainsync.storage.inspect import digests
 from trainsync.storage.inspect import saves as inspecting
 from trainsync.storage.layout import RunDirectory
@@ -284,7 +285,7 @@ def test_an_interrupt_ends_the_threads_and_is_said(
     def interrupted(*_args: object, **_kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(digests, "_wait", interrupted)
+    monkeypatch.setattr(parallel, "_wait", interrupted)
     result = call("verify", run.root)
     assert result.exit_code == 130
     assert result.stderr == "interrupted\n"

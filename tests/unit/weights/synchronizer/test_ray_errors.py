@@ -42,7 +42,7 @@ class Raising:
 
     def get(self, reference: object, timeout: float) -> Any:
         if reference == "contact":
-            return SimpleNamespace(kept=False)
+            return SimpleNamespace(kept=False, restarts=0)
         raise self._error
 
 

@@ -139,8 +139,8 @@ def _left(
             found.setdefault(step, {}).setdefault(folder, []).append(info.key)
     committed = set(commits.committed_steps(bucket, _KIND))
     for step in [one for one in found if one in committed]:
-        info = ledger.info(_KIND, step)
-        owner = None if info is None else (info.owner.attempt, info.owner.incarnation)
+        saved = ledger.info(_KIND, step)
+        owner = None if saved is None else (saved.owner.attempt, saved.owner.incarnation)
         found[step] = {
             folder: there
             for folder, there in found[step].items()
