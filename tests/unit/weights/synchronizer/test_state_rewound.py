@@ -207,9 +207,7 @@ def test_trainers_from_before_the_restart_are_refused() -> None:
     state.check_trainer(None)  # of an older library
 
 
-def test_versions_that_were_aborted_before_the_step_are_no_matter_once_it_is_published_anew() -> (
-    None
-):
+def test_versions_aborted_before_the_step_are_no_matter_once_it_is_published_anew() -> None:
     state = serving(3)
     state.versions.note_aborted(4, "a test")
     publish(state, 5)

@@ -8,7 +8,7 @@ keys come from a function, beside which obstore looks for no others.
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from trainsync.storage.objects.address import StoreUrl
@@ -48,7 +48,11 @@ def opened(
         if keys is None:
             return AzureStore(url.container, config=config, **common)
         return AzureStore(url.container, config=config, credential_provider=lambda: keys, **common)
-    return _google(given, lambda config: GCSStore(url.container, config=config, **common))
+
+    def make(config: Any) -> "ObjectStore":
+        return GCSStore(url.container, config=config, **common)
+
+    return _google(given, make)
 
 
 def _s3(url: StoreUrl, options: StoreOptions, given: dict[str, str]) -> tuple[Any, Any]:
@@ -87,7 +91,7 @@ def _azure(url: StoreUrl, options: StoreOptions, given: dict[str, str]) -> tuple
     return config, None if key is None else {"access_key": key, "expires_at": None}
 
 
-def _google(given: dict[str, str], make: Any) -> "ObjectStore":
+def _google(given: dict[str, str], make: "Callable[[Any], ObjectStore]") -> "ObjectStore":
     """Beside a key obstore refuses a file of one, which the environment may name: then the key is
     given as a file, too, for as long as it opens the store."""
     text = given.pop("service_account_key", "")
