@@ -444,7 +444,10 @@ def test_servers_are_kept_as_they_were_written_and_get_their_defaults(namespace:
     assert run is not None
     rollout, judge = run["spec"]["servers"]
     assert rollout == written["spec"]["servers"][0]
-    assert judge.items() >= {"port": 8000, "proof": "IfPresent", "sync": {"pause": "keep"}}.items()
+    assert (
+        judge.items()
+        >= {"port": 8000, "proof": "IfPresent", "sync": {"pause": "keep", "fellows": False}}.items()
+    )
     assert not {"replicas", "maxStaleness"} & judge.keys()
 
 
