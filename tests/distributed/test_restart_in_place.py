@@ -95,7 +95,8 @@ def test_a_run_whose_ranks_are_killed_in_every_phase_takes_the_same_steps_bit_fo
     trained_to = 0
     for record in run.records:
         if isinstance(record, Started):
-            assert trained_to - 1 <= record.step <= trained_to, "more than the step in flight"
+            # A save goes on behind the next step: of both, nothing is committed.
+            assert trained_to - 2 <= record.step <= trained_to, "more than the save in flight"
         else:
             assert record.step == trained_to + 1 or record.step <= trained_to
         trained_to = record.step

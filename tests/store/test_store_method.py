@@ -278,6 +278,10 @@ def test_explorers_need_to_read_alone_and_who_may_only_read_publishes_nothing(
     keys = {
         f"{env.SYNC_STORE_CREDENTIAL_PREFIX}AWS_ACCESS_KEY_ID": READER,
         f"{env.SYNC_STORE_CREDENTIAL_PREFIX}AWS_SECRET_ACCESS_KEY": "readers-secret",
+        # Beside keys that are given, nothing of the clouds' variables is read.
+        env.SYNC_STORE_ENDPOINT: os.environ["AWS_ENDPOINT_URL"],
+        env.SYNC_STORE_REGION: REGION,
+        env.SYNC_STORE_ALLOW_HTTP: "true",
     }
     assert not keys.keys() & run.ctx.env().keys(), "credentials are handed to nobody"
     one = run.explorer("one", **keys)
