@@ -98,14 +98,12 @@ release-check: setup ## Wheel, sdist, chart package and SBOM into build/release,
 
 ##@ Test
 .PHONY: test test-unit test-store test-distributed test-cluster test-e2e test-on-clusters test-monitoring test-kueue test-policies test-vllm test-vllm-cluster test-sglang test-gpu test-compat faults
-# Tests on clusters wait most of the time: the others run beside them.
-test: test-unit ## All of the below; the fast ones first, then the others side by side
-	$(MAKE) --jobs=2 test-here test-on-clusters
+test: test-unit test-store test-distributed test-on-clusters ## All of the below, the fast ones first
 
 test-unit: setup ## Some five minutes on two cores: no Ray, no cluster
 	$(PYTEST) tests/unit -n $(UNIT_WORKERS) --dist worksteal
 
-test-store: setup $(AZURITE_READY) ## Three minutes: object storage, on a real S3 server (3 min of Go builds the first time); MINIO=1 for another
+test-store: setup $(AZURITE_READY) ## Six minutes: object storage, on a real S3 server (3 min of Go builds the first time); MINIO=1 for another
 	AZURITE=$(patsubst %/.made,%,$(AZURITE_READY)) MINIO=$(MINIO) $(PYTEST) tests/store
 
 test-distributed: setup ## Ten minutes: torch.distributed and Ray on this machine, two files at a time
@@ -128,9 +126,7 @@ else
 	$(DEVCLUSTER) --name e2e down
 endif
 
-.PHONY: test-here test-cluster-apart test-e2e-apart
-test-here:
-	{ $(MAKE) test-store && $(MAKE) test-distributed; } 2>&1 | sed --unbuffered 's/^/here: /'
+.PHONY: test-cluster-apart test-e2e-apart
 test-cluster-apart:
 	$(MAKE) test-cluster 2>&1 | sed --unbuffered 's/^/cluster: /'
 test-e2e-apart:
