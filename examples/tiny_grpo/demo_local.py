@@ -97,7 +97,9 @@ def _command() -> str:
 def _make_anew(directory: Path) -> None:
     """Make the directory, in place of one of an earlier demo. Raises `DemoError` of any other."""
     there = {entry.name for entry in directory.iterdir()} if directory.exists() else set()
-    if there - {"run", "history.jsonl"} - {name for name in there if name.startswith("attempt-")}:
+    logs = {name for name in there if name.startswith("attempt-")}
+    # A demo writes a log before anything else: without one, a folder `run` is another's.
+    if there - {"run", "history.jsonl"} - logs or (there and not logs):
         raise DemoError("the directory is not one that a demo has made; name another")
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainsync.api import env
-from trainsync.api.bucket import CREDENTIALS
 from trainsync.runtime.errors import SettingsError
 from trainsync.storage.objects.address import parse
 from trainsync.storage.objects.bucket import Bucket, Limits
 from trainsync.storage.objects.errors import StoreUrlError
+from trainsync.storage.objects.of_run import credentials
 from trainsync.storage.objects.opening import StoreOptions, open_store
 
 
@@ -40,11 +40,7 @@ class SyncStore:
         Raises:
             SettingsError: it cannot be opened.
         """
-        given = {
-            name.lower(): os.environ[variable]
-            for name in CREDENTIALS.get(parse(self.url).scheme, ())
-            if os.environ.get(variable := f"{env.SYNC_STORE_CREDENTIAL_PREFIX}{name}")
-        }
+        given = credentials(os.environ, env.SYNC_STORE_CREDENTIAL_PREFIX, parse(self.url).scheme)
         usual = Limits()
         limits = Limits(
             connect_seconds=min(usual.connect_seconds, timeout),

@@ -17,16 +17,28 @@ def options_of_run(
     environ: Mapping[str, str] = os.environ, limits: Limits | None = None
 ) -> StoreOptions:
     """What the environment says of the run's store."""
-    names = [name for of_cloud in CREDENTIALS.values() for name in of_cloud]
-    given = {name: environ.get(f"{env.STORE_CREDENTIAL_PREFIX}{name}") for name in names}
     return StoreOptions(
         endpoint=environ.get(env.STORE_ENDPOINT) or None,
         region=environ.get(env.STORE_REGION) or None,
         allow_http=environ.get(env.STORE_ALLOW_HTTP, "").lower() == "true",
-        # The clouds' names of their variables, in small letters, are obstore's of its settings.
-        credentials={name.lower(): value for name, value in given.items() if value},
+        credentials=credentials(environ, env.STORE_CREDENTIAL_PREFIX),
         limits=limits or Limits(),
     )
+
+
+def credentials(
+    environ: Mapping[str, str], prefix: str, scheme: str | None = None
+) -> dict[str, str]:
+    """obstore's settings from the variables that have this prefix before a cloud's name.
+
+    Args:
+        scheme: of the cloud's URLs; None: any cloud's.
+    """
+    clouds = CREDENTIALS.values() if scheme is None else (CREDENTIALS.get(scheme, ()),)
+    names = [name for of_cloud in clouds for name in of_cloud]
+    given = {name: environ.get(f"{prefix}{name}") for name in names}
+    # The clouds' names of their variables, in small letters, are obstore's of its settings.
+    return {name.lower(): value for name, value in given.items() if value}
 
 
 def open_run_store(url: str, limits: Limits | None = None) -> Bucket:
