@@ -6,16 +6,17 @@ from collections.abc import Iterator
 import pytest
 
 LONGEST = (
+    "test_restart_in_place.py",
     "test_tiny_grpo.py",
-    "test_faults_slice.py",
-    "test_fsdp_checkpoint_manager.py",
     "test_synchronizer_faults.py",
-    "test_documented_scripts.py",
-    "test_verl_users.py",
-    "test_same_step.py",
-    "test_megatron.py",
+    "test_faults_slice.py",
+    "test_pacing_ray.py",
     "test_memory_delta.py",
+    "test_two_clusters.py",
+    "test_verl_users.py",
     "test_verl_workers.py",
+    "test_fsdp_checkpoint_manager.py",
+    "test_memory_method.py",
 )
 
 # Before Ray is imported. A leftover thread that calls Ray after a module's `ray.shutdown` would
@@ -24,6 +25,8 @@ os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 # Otherwise the first Ray makes a token in the home directory and requires it of processes without
 # the token.
 os.environ["RAY_AUTH_MODE"] = "disabled"
+# Ray's workers are nice by default, and beside other tests would wait past their deadlines.
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - as Ray reads it
 # In Ray 2.60, each `ray.shutdown` but the first leaves its metrics thread running. An export during
 # the exit crashes this process after all tests have passed.
 os.environ["RAY_enable_open_telemetry"] = "0"  # noqa: SIM112 - as Ray reads it

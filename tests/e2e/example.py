@@ -30,5 +30,9 @@ def check_explorers(run: harness.Run, end: Snapshot, method: str, steps: int) ->
     assert len(versions) > 1, "the weights' progress was not in the status"
     raw = run.kubectl.get(names.PLURAL, run.name, harness.NAMESPACE) or {}
     assert raw["status"]["weights"]["method"] == method
+
+
+def check_volume(run: harness.Run, steps: int) -> None:
+    """The last step is committed, and every checkpoint on the volume verifies."""
     assert run.committed()[-1] == steps
     run.verify()

@@ -6,26 +6,27 @@ from trainsync.api import names
 from trainsync.api.names import LABEL_ROLE, LABEL_RUN
 
 from demo.cli import MANIFEST, load_run
+from demo.kubectl import Object
 from demo.platform import Platform
 from tests.e2e import example, harness
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-NAME, STEPS, INTERVAL = "from-memory", 16, 4
+NAME, STEPS, INTERVAL = "from-memory", 32, 4
 SYNC = {"method": "memory", "style": "fully_async", "maxStaleness": 2, "delta": True}
 POLICY = {"maxRestarts": 1, "backoffSeconds": 0, "restartScope": "Job"}
 # The actor of a rank, by its title; the brackets keep the shell's own title out.
 KILL = "for p in /proc/[0-9]*; do grep -qs '[_]RankActor' $p/cmdline && kill -9 ${p#/proc/}; done"
 
 
-@pytest.mark.parametrize("in_place", [False, True], ids=["new_job", "in_place"])
-def test_ranks_that_start_again_in_their_pods_load_all_shards_from_memory(
-    platform: Platform, *, in_place: bool
+def test_ranks_that_start_again_in_place_and_in_a_new_job_load_all_shards_from_memory(
+    platform: Platform,
 ) -> None:
     checkpoint = load_run(MANIFEST)["spec"]["checkpoint"]
     checkpoint |= {"memory": {"budget": "256Mi"}, "interval": INTERVAL}
     sync = {**SYNC, "timeoutSeconds": 60}
-    options = "" if in_place else "--max-restarts 0"
+    # The first kill is restarted in place; the second one ends the job.
+    options = "--max-restarts 1"
     run = example.start(
         platform, NAME, STEPS, options, checkpoint=checkpoint, failurePolicy=POLICY, sync=sync
     )
@@ -33,19 +34,36 @@ def test_ranks_that_start_again_in_their_pods_load_all_shards_from_memory(
         run.wait(lambda seen, _: (seen.committed or 0) >= INTERVAL, "a step is committed", 180)
         pods = trainer_pods(platform)
         victim = sorted(pods)[-1]
-        platform.kubectl.exec(victim, harness.NAMESPACE, "bash", "-c", f"{KILL}; true")
+        kill_ranks(platform, victim)
+        later = run.wait(
+            lambda seen, raw: restarts_in_place(raw) == 1 and (seen.committed or 0) >= 2 * INTERVAL,
+            "it is restarted in place, and saves again",
+            120,
+        )
+        assert (later.attempt, later.restarts) == (0, 0)
+        in_place = loaded_bytes(run, "memory")
+        assert in_place > 100_000
+        kill_ranks(platform, victim)
         end = run.wait_complete(240)
-        assert (end.attempt, end.restarts) == ((0, 0) if in_place else (1, 1))
-        raw = run.kubectl.get(names.PLURAL, NAME, harness.NAMESPACE) or {}
-        restarted = raw["status"].get("restartsInPlace", {}).get("count", 0)
-        assert restarted == (1 if in_place else 0)
+        assert (end.attempt, end.restarts) == (1, 1)
+        assert restarts_in_place(run.kubectl.get(names.PLURAL, NAME, harness.NAMESPACE) or {}) == 1
         assert trainer_pods(platform) == pods, "other pods: their memory was not that of the first"
-        assert end.metrics["resumed_step"] >= INTERVAL
-        assert loaded_bytes(run, "memory") > 100_000
+        assert end.metrics["resumed_step"] >= 2 * INTERVAL
+        assert loaded_bytes(run, "memory") > in_place
         assert loaded_bytes(run, "volume") == 0
         example.check_explorers(run, end, "memory", STEPS)
+        example.check_volume(run, STEPS)
     finally:
         run.delete()
+
+
+def kill_ranks(platform: Platform, pod: str) -> None:
+    platform.kubectl.exec(pod, harness.NAMESPACE, "bash", "-c", f"{KILL}; true")
+
+
+def restarts_in_place(raw: Object) -> int:
+    count: int = (raw.get("status") or {}).get("restartsInPlace", {}).get("count", 0)
+    return count
 
 
 def trainer_pods(platform: Platform) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """The policy: a Qwen2 of transformers, made small and from scratch."""
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tiny_grpo.config import Config
 from tiny_grpo.policy.seeding import derive_seed
@@ -11,6 +10,9 @@ from tiny_grpo.policy.tokenizer import VOCABULARY_SIZE, encode
 
 def build_model(config: Config) -> torch.nn.Module:
     """The policy in float32, initialised from ``config.seed`` alone."""
+    # It takes as long as torch's own import, and the driver builds no model.
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
     torch.manual_seed(derive_seed(config.seed, "initial weights"))
     model: torch.nn.Module = Qwen2ForCausalLM(  # type: ignore[no-untyped-call]
         Qwen2Config(
