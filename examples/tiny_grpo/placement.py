@@ -9,16 +9,18 @@ from trainsync import RunContext
 from tiny_grpo.config import Config
 
 
-def actor_options(ctx: RunContext, config: Config, resource: str) -> dict[str, Any]:
+def actor_options(
+    ctx: RunContext, config: Config, resource: str, shares: int = 1
+) -> dict[str, Any]:
     """Options of one trainer or explorer actor.
 
     In a TrainingRun every pod has one unit of its role's ``resource``, so each actor gets a pod of
     its own; a local Ray has no such resource, and all actors share the machine. GPUs, if any, are
-    shared evenly.
+    shared evenly; ``shares`` is how many actors share one actor's part.
     """
     actors = config.trainers + config.explorers
     available: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    gpus = min(1.0, available.get("GPU", 0.0) / actors)
+    gpus = min(1.0, available.get("GPU", 0.0) / actors) / shares
     return {
         "num_cpus": 0,
         # Ray's resources have a resolution of 0.0001.

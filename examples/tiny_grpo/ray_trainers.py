@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self
@@ -17,6 +18,7 @@ from trainsync.api.names import RAY_RESOURCE_TRAINER
 from tiny_grpo.config import Config
 from tiny_grpo.device import prepare_device
 from tiny_grpo.placement import actor_options
+from tiny_grpo.policy.model import build_model
 from tiny_grpo.trainer import TrainerRank
 from tiny_grpo.trainers import CALL_TIMEOUT, COLLECTIVE_TIMEOUT
 
@@ -28,8 +30,17 @@ _END_SECONDS: Final = 30.0  # for killed ranks to be gone
 # For a pod's Ray to accept a connection. Ray itself takes half a minute to call a node dead.
 _CONNECT_SECONDS: Final = 2.0
 
-RankNodes = list[str]
-"""The Ray nodes of all ranks, by rank; empty before the first start."""
+
+@dataclass
+class RankPlaces:
+    """Where the ranks are started again: their pods have their shards in memory."""
+
+    warm: bool = False
+    """Keep a process for each rank in its pod, which has loaded all that the rank loads."""
+    nodes: list[str] = field(default_factory=list)
+    """The Ray nodes of all ranks, by rank; empty before the first start."""
+    spares: dict[int, Any] = field(default_factory=dict)
+    """The actors that wait to be a rank, by rank."""
 
 
 class TrainerLostError(Exception):
@@ -53,6 +64,11 @@ class _RankActor:
         """The Ray node of this process."""
         node: str = ray.get_runtime_context().get_node_id()
         return node
+
+    def warm(self, config: Config) -> None:
+        """Load what a rank needs, before this process is one."""
+        prepare_device()
+        build_model(config)
 
     def listen(self) -> tuple[str, int]:
         """Open the group's store on this node, on a free port; rank 0 only."""
@@ -86,35 +102,35 @@ class RayTrainers:
     """The trainer group, one Ray actor for each rank; an error ends all of them."""
 
     def __init__(
-        self, ctx: RunContext, config: Config, resume: Resume | None, nodes: RankNodes
+        self, ctx: RunContext, config: Config, resume: Resume | None, places: RankPlaces
     ) -> None:
         """Start all ranks; returns when every rank has built or loaded its shard.
 
         Args:
-            nodes: Where the ranks were, which is where they are started again: their pods have
-                their shards in memory. Filled when it is empty.
+            places: Of the ranks before these; filled at the first start.
 
         Raises:
             TrainerLostError: A rank's process died.
             PodLostError: The pod of a rank is gone.
         """
-        _check_pods(nodes)
-        self._nodes = nodes
+        _check_pods(places.nodes)
+        self._places = places
+        self._config = config
         self._actors: list[Any] = []
-        world_size = config.trainers
-        options = actor_options(ctx, config, RAY_RESOURCE_TRAINER)
+        shares = 2 if places.warm else 1
+        self._options = actor_options(ctx, config, RAY_RESOURCE_TRAINER, shares)
         try:
-            for rank in range(world_size):
-                where = {"scheduling_strategy": _on(nodes[rank])} if nodes else {}
-                actor: Any = ray.remote(_RankActor).options(**options, **where)
-                self._actors.append(actor.remote(rank, world_size))
-            nodes[:] = self._placed()
+            for rank in range(config.trainers):
+                self._actors.append(self._taken(rank) or self._made(rank))
+            places.nodes[:] = self._placed()
             (endpoint,) = self._together([self._actors[0].listen.remote()], _START_TIMEOUT)
             starting = [rank.start.remote(ctx, config, resume, endpoint) for rank in self._actors]
             self._together(starting, _START_TIMEOUT)
         except BaseException:
             self.close()
             raise
+        if places.warm:
+            self._warm_up()
 
     def call(self, method: str, *arguments: object) -> list[Any]:
         """See `Trainers`.
@@ -151,6 +167,31 @@ class RayTrainers:
         if kind is not None:  # else Ray ends them, in order, with the job
             self.close()
 
+    def _made(self, rank: int, **options: Any) -> Any:
+        """A new process, in the pod where the rank was."""
+        nodes = self._places.nodes
+        where = {"scheduling_strategy": _on(nodes[rank])} if nodes else {}
+        actor: Any = ray.remote(_RankActor).options(**{**self._options, **where, **options})
+        return actor.remote(rank, self._config.trainers)
+
+    def _taken(self, rank: int) -> Any | None:
+        """The spare process of the rank, if it lives."""
+        if (spare := self._places.spares.pop(rank, None)) is None:
+            return None
+        try:
+            ray.get(spare.node.remote(), timeout=_START_TIMEOUT)
+        except (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError):
+            return None
+        return spare
+
+    def _warm_up(self) -> None:
+        """Start a spare process beside each rank. Nothing waits for it: one that fails is dead when
+        it is needed, and another takes its place then."""
+        for rank in range(self._config.trainers):
+            # The pod's one unit of the trainers' resource is the rank's.
+            spare = self._places.spares[rank] = self._made(rank, resources={})
+            spare.warm.remote(self._config)
+
     def _placed(self) -> list[str]:
         """The nodes of the ranks, once their processes have started."""
         try:
@@ -162,7 +203,7 @@ class RayTrainers:
         try:
             return together(references, timeout)
         except TrainerLostError:
-            _check_pods(self._nodes)
+            _check_pods(self._places.nodes)
             raise
 
 

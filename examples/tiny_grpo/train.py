@@ -12,7 +12,7 @@ from tiny_grpo.driver import train
 from tiny_grpo.explorers import ExplorerGroup
 from tiny_grpo.history import History
 from tiny_grpo.probes import Probes
-from tiny_grpo.ray_trainers import RankNodes, RayTrainers, TrainerLostError
+from tiny_grpo.ray_trainers import RankPlaces, RayTrainers, TrainerLostError
 
 
 def main() -> None:
@@ -26,6 +26,12 @@ def main() -> None:
         default=3,
         help="of trainers whose pods live, within an attempt; default 3",
     )
+    parser.add_argument(
+        "--warm-spares",
+        action="store_true",
+        help="keep a process beside each rank that has torch loaded, for a restart in place; it "
+        "takes the memory of torch once more",
+    )
     Config.add_arguments(parser)
     arguments = parser.parse_args()
     config = Config.from_arguments(arguments)
@@ -37,10 +43,11 @@ def main() -> None:
         ray.init()
         ctx.synchronizer()
         explorers = ExplorerGroup(ctx, config)
-        history, probes, nodes = History(arguments.history), Probes(), RankNodes()
+        history, probes = History(arguments.history), Probes()
+        places = RankPlaces(warm=arguments.warm_spares)
 
         def train_from(resume: Resume | None) -> None:
-            with RayTrainers(ctx, config, resume, nodes) as trainers:
+            with RayTrainers(ctx, config, resume, places) as trainers:
                 explorers.wait_ready()
                 train(ctx, config, trainers, explorers, history, probes)
 

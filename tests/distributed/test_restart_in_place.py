@@ -46,7 +46,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, ray_address: str) -> R
     return trained(tmp_path_factory.mktemp("undisturbed"), ray_address, ())
 
 
-def trained(directory: Path, address: str, kills: tuple[str, ...], **sync: str) -> Run:
+def trained(
+    directory: Path, address: str, kills: tuple[str, ...], *options: str, **sync: str
+) -> Run:
     """A run to its end, in which ranks are killed."""
     memory = {
         env.CHECKPOINT_INTERVAL: "1",
@@ -59,8 +61,9 @@ def trained(directory: Path, address: str, kills: tuple[str, ...], **sync: str) 
         (directory / name).mkdir()
     for kill in kills:
         (directory / "kills" / kill).touch()
-    options = ("--max-restarts", "20")
-    process = run.start("tests.distributed.killed_ranks", config=SMALL, options=options)
+    process = run.start(
+        "tests.distributed.killed_ranks", config=SMALL, options=("--max-restarts", "20", *options)
+    )
     assert run.end(process) == 0, run.log.read_text()[-6000:]
     left = sorted(path.name for path in (directory / "kills").iterdir())
     assert not left, f"no rank came to {left}"
@@ -104,21 +107,26 @@ def test_a_run_whose_ranks_are_killed_in_every_phase_takes_the_same_steps_bit_fo
 
 
 @pytest.mark.parametrize(
-    ("method", "style"),
+    ("method", "style", "options"),
     [
-        ("checkpoint", "fixed"),
-        ("memory", "fully_async"),
-        ("nccl", "fully_async"),
+        ("checkpoint", "fixed", ()),
+        ("memory", "fully_async", ()),
+        ("nccl", "fully_async", ("--warm-spares",)),
     ],
 )
 def test_explorers_of_each_method_go_on_with_the_restarted_trainers(
-    method: str, style: str, undisturbed: Run, tmp_path: Path, ray_address: str
+    method: str,
+    style: str,
+    options: tuple[str, ...],
+    undisturbed: Run,
+    tmp_path: Path,
+    ray_address: str,
 ) -> None:
     sync = {env.SYNC_METHOD: method, env.SYNC_STYLE: style}
     if style == "fully_async":
         sync |= {env.SYNC_MAX_STALENESS: "2"}
     kills = ("staged-8.0", "step-12.1")
-    run = trained(tmp_path, ray_address, kills, **sync)
+    run = trained(tmp_path, ray_address, kills, *options, **sync)
     check_attempt(run, len(kills))
     assert set(losses(run)) == set(range(1, STEPS + 1))
     if style == "fixed":

@@ -7,7 +7,8 @@ restarts the attempt in place, starts both again, which load from memory, and ta
 
 Most of it is what any process of a trainer takes to start: Python, torch with transformers, and the
 process group. That is measured in the same run, in the same Ray, with actors that do nothing else.
-The figure is the difference of the medians.
+The first figure is the difference of the medians. The second one is the pause of the same run with
+``--warm-spares``, where each rank has a process beside it that has started already.
 """
 
 import shutil
@@ -27,20 +28,24 @@ BUDGET: Final = "256Mi"
 
 
 def run() -> list[Figure]:
-    """`kill_to_next_step_seconds_beyond_start`."""
+    """`kill_to_next_step_seconds_beyond_start` and `kill_to_next_step_warm_spare_seconds`."""
     from tests.distributed.tiny_run import shared_ray
 
-    with scratch() as directory, scratch(in_memory=True) as memory:
-        with shared_ray() as address:
-            pauses, losses = train(directory, memory, address)
-            starts = [start() for _ in range(ROUNDS + 1)][1:]  # the first fills the cache of files
-        shutil.rmtree(directory)
+    with shared_ray() as address:
+        pauses, losses = paused(address, warm=False)
+        starts = [start() for _ in range(ROUNDS + 1)][1:]  # the first fills the cache of files
+        warm, warm_losses = paused(address, warm=True)
     beyond = statistics.median(pauses) - statistics.median(starts)
     details = {
         "rounds": float(ROUNDS),
         **spread("kill_to_next_step_seconds", pauses),
         **spread("start_seconds", starts),
         "steps_lost_max": float(max(losses)),
+    }
+    warm_details = {
+        "rounds": float(ROUNDS),
+        **spread("kill_to_next_step_seconds", warm),
+        "steps_lost_max": float(max(warm_losses)),
     }
     return [
         Figure(
@@ -50,11 +55,29 @@ def run() -> list[Figure]:
             "<= 5",
             "the start of Python, torch and a process group on the same machine",
             details,
-        )
+        ),
+        Figure(
+            "kill_to_next_step_warm_spare_seconds",
+            statistics.median(warm),
+            "s",
+            "<= 2",
+            f"without spare processes: {statistics.median(pauses):.1f} s",
+            warm_details,
+        ),
     ]
 
 
-def train(directory: Path, memory: Path, address: str) -> tuple[list[float], list[int]]:
+def paused(address: str, *, warm: bool) -> tuple[list[float], list[int]]:
+    """`train` in directories of its own."""
+    with scratch() as directory, scratch(in_memory=True) as memory:
+        found = train(directory, memory, address, warm=warm)
+        shutil.rmtree(directory)
+    return found
+
+
+def train(
+    directory: Path, memory: Path, address: str, *, warm: bool
+) -> tuple[list[float], list[int]]:
     """The pauses of a run, and the steps that each kill has cost."""
     from tiny_grpo.history import Started
     from trainsync.api import env
@@ -71,7 +94,9 @@ def train(directory: Path, memory: Path, address: str) -> tuple[list[float], lis
     (directory / "kills").mkdir()
     for number in range(1, ROUNDS + 1):
         (directory / "kills" / f"step-{number * STEPS // (ROUNDS + 1)}.1").touch()
-    options = ("--max-restarts", str(ROUNDS))
+    options: tuple[str, ...] = ("--max-restarts", str(ROUNDS))
+    if warm:
+        options += ("--warm-spares",)
     config = replace(CONFIG, steps=STEPS)
     code = run.end(run.start("tests.distributed.killed_ranks", config=config, options=options))
     if code != 0:
@@ -110,6 +135,7 @@ class _Idle:
     def listen(self) -> tuple[str, int]:
         import ray
         import tiny_grpo.trainer  # noqa: F401 - what a rank imports
+        import transformers.models.qwen2.modeling_qwen2  # noqa: F401 - likewise
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
@@ -119,6 +145,7 @@ class _Idle:
     def join(self, endpoint: tuple[str, int]) -> None:
         import tiny_grpo.trainer  # noqa: F401 - what a rank imports
         import torch.distributed as dist
+        import transformers.models.qwen2.modeling_qwen2  # noqa: F401 - likewise
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         if self._store is None:

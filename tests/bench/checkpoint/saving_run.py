@@ -15,7 +15,7 @@ from tiny_grpo.driver import train
 from tiny_grpo.explorers import ExplorerGroup
 from tiny_grpo.history import History
 from tiny_grpo.probes import Probes
-from tiny_grpo.ray_trainers import RayTrainers
+from tiny_grpo.ray_trainers import RankPlaces, RayTrainers
 from trainsync import RunContext
 
 
@@ -47,7 +47,7 @@ def main() -> None:
         ray.init(address="local", include_dashboard=False, log_to_driver=False)
         ctx.synchronizer()
         explorers = ExplorerGroup(ctx, config)
-        trainers = RayTrainers(ctx, config, None, nodes=[])
+        trainers = RayTrainers(ctx, config, None, RankPlaces())
         explorers.wait_ready()
         in_turn = cast(RunContext, SavesInTurn(ctx, block))
         train(in_turn, config, trainers, explorers, History(history), Probes())
