@@ -63,11 +63,10 @@ def page() -> str:
             "For each run, by the rules in `charts/trainsync-operator/rules/`.\n",
             *(_item(f"`{name}`", _RECORDED[key]) for key, name in RECORDED.items()),
             "\n## Alerts\n",
-            "| alert | severity | after |",
-            "|---|---|---|",
+            "With severity, and for how long its condition must hold.\n",
             *(
-                f"| [{alert.name}](runbooks/{alert.runbook}.md) | {alert.severity} | "
-                f"{Pace().window(alert.for_seconds)} |"
+                f"- [{alert.name}](runbooks/{alert.runbook}.md): {alert.severity}, "
+                f"{Pace().window(alert.for_seconds)}"
                 for alert in alerts(Pace())
             ),
             "",
