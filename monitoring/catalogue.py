@@ -27,7 +27,8 @@ Every series of a run has the labels `namespace` and `run`: scrape with `honorLa
 - A name that ends in `_total` is a counter; the others are gauges, unless their meaning says
   histogram.
 - The label `kind` is {_KINDS}. A number in brackets is the largest number of series of one
-  monitor, operator or run (of a histogram with each bucket); without it there is one.
+  monitor, operator or run (of a histogram with each bucket); without it there is one. A label is
+  explained where it first comes.
 - A monitor's counters begin at 0 when it starts; `trainsync_weights_syncs_total`,
   `_losses_total`, `_bytes_total` and `_resends_total` with each attempt. A gauge without a known
   value has no series. Timestamps are Unix time.
@@ -75,15 +76,18 @@ def page() -> str:
 
 
 def _items(metrics: Sequence[Metric], common: tuple[Label, ...] = ()) -> list[str]:
-    """The lines of a list; the labels ``common`` to all of its metrics are not repeated."""
+    """The lines of a list; the labels ``common`` to all of its metrics are left out, and each other
+    label is explained at its first metric."""
     lines = []
+    explained: set[Label] = set()
     for metric in metrics:
         labels = [label for label in metric.labels if label not in common]
         series = metric.most_series // prod(label.most for label in common)
         name = f"`{metric.name}`"
         if labels:
             name = f"`{metric.name}{{{','.join(label.name for label in labels)}}}` ({series})"
-        lines.append(_item(name, _meaning(metric, labels)))
+        lines.append(_item(name, _meaning(metric, [one for one in labels if one not in explained])))
+        explained |= set(labels)
     return lines
 
 
