@@ -102,7 +102,7 @@ CLASSES: Final = counter(
 )
 STOP_SAVES: Final = counter(
     "trainsync_run_stop_saves_total",
-    "Saves asked for before pods went (suspended, preempted), since this operator leads.",
+    "Saves before a suspension or preemption, since this operator leads.",
     *RUN_LABELS,
     Label("outcome", ", ".join(StopOutcome), len(StopOutcome)),
 )

@@ -36,7 +36,7 @@ _SERVER: Final = Label("server", "pod", MAX_SERIES)
 
 # The process, and the run.
 LEASE_HELD: Final = gauge("trainsync_monitor_lease_held", "1 while this monitor holds its Lease.")
-ATTEMPT: Final = gauge("trainsync_run_attempt", "Number of the current attempt.")
+ATTEMPT: Final = gauge("trainsync_run_attempt", "The current attempt.")
 STEP: Final = gauge("trainsync_run_step", "Last step reported.", unit="steps")
 TOTAL_STEPS: Final = gauge("trainsync_run_total_steps", "Steps of the whole run.", unit="steps")
 STEPS_PER_MINUTE: Final = gauge(
@@ -54,11 +54,11 @@ STEPS_REPEATED: Final = counter(
 )
 RESTARTS_IN_PLACE: Final = gauge(
     "trainsync_run_restarts_in_place",
-    "Restarts of the trainers' processes in the pods of the current attempt.",
+    "Restarts in place, of the current attempt.",
 )
 AT_RISK_STEPS: Final = gauge(
     "trainsync_run_at_risk_steps",
-    "Steps since the last commit: what a preemption would cost now.",
+    "Steps since the last commit.",
     unit="steps",
 )
 AT_RISK_GPU_SECONDS: Final = gauge(
@@ -68,7 +68,7 @@ AT_RISK_GPU_SECONDS: Final = gauge(
 )
 ACCOUNT: Final = gauge(
     "trainsync_account_seconds",
-    "Seconds of GPUs (of pods, without GPUs) since the run began, each in one class.",
+    "GPU-seconds (pod-seconds without GPUs) since the run began.",
     Label("role", "Trainer, Explorer", 2),
     Label("class", ", ".join(AccountClass), len(AccountClass)),
     unit="seconds",
@@ -89,7 +89,7 @@ COMMITS: Final = counter("trainsync_checkpoint_commits_total", "Saves committed.
 ABORTS: Final = counter("trainsync_checkpoint_aborts_total", "Saves aborted.", _KIND, _ABORT_CAUSE)
 SET_ASIDE: Final = counter(
     "trainsync_checkpoint_set_aside_total",
-    "Checkpoints set aside: their bytes had changed.",
+    "Checkpoints set aside for changed bytes.",
 )
 LATE_PARTS: Final = counter(
     "trainsync_checkpoint_late_parts_total",
@@ -170,7 +170,7 @@ MIRROR_FAILURES: Final = counter(
 )
 MIRROR_BEHIND: Final = gauge(
     "trainsync_checkpoint_mirror_behind_since_timestamp_seconds",
-    "Since when the newest checkpoint is not in the mirror; 0 when it is.",
+    "Since when the mirror lacks the newest checkpoint; 0 when it does not.",
     unit="seconds",
 )
 LAST_STEP: Final = gauge(
@@ -322,7 +322,7 @@ STATUS_WRITES: Final = counter(
 )
 EVENTS: Final = counter(
     "trainsync_monitor_events_total",
-    "Kubernetes Events about the run; `dropped` ones were too many.",
+    "Kubernetes Events about the run; dropped: too many.",
     Label("outcome", ", ".join(EVENT_OUTCOMES), len(EVENT_OUTCOMES)),
 )
 
