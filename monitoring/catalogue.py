@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import prod
+from textwrap import fill
 from typing import Final
 
 from trainsync.agent.metrics_catalogue import CATALOGUE as AGENT
@@ -26,7 +27,8 @@ Every series of a run has the labels `namespace` and `run`: scrape with `honorLa
 - A name that ends in `_total` is a counter; the others are gauges, unless their meaning says
   histogram.
 - The label `kind` is {_KINDS}. A number in brackets is the largest number of series of one
-  monitor, operator or run (of a histogram with each bucket); without it there is one.
+  monitor, operator or run (of a histogram with each bucket); without it there is one. A label is
+  explained where it first comes.
 - A monitor's counters begin at 0 when it starts; `trainsync_weights_syncs_total`,
   `_losses_total`, `_bytes_total` and `_resends_total` with each attempt. A gauge without a known
   value has no series. Timestamps are Unix time.
@@ -50,26 +52,22 @@ def page() -> str:
         [
             _HEAD,
             "## Of a run's monitor\n",
-            *_table(MONITOR),
+            *_items(MONITOR),
             "\n## Of the operator\n",
-            *_table([metric for metric in OPERATOR if metric not in runs]),
+            *_items([metric for metric in OPERATOR if metric not in runs]),
             "\n## Of the operator, for each run\n",
-            *_table(runs, OF_A_RUN),
+            *_items(runs, OF_A_RUN),
             "\n## Of an agent beside a server\n",
             "On the agent's `--port` ([Servers](servers.md)), without labels of the run.\n",
-            *_table(AGENT),
+            *_items(AGENT),
             "\n## Recorded\n",
             "For each run, by the rules in `charts/trainsync-operator/rules/`.\n",
-            "| name | meaning |",
-            "|---|---|",
-            *(f"| `{name}` | {_RECORDED[key]} |" for key, name in RECORDED.items()),
+            *(_item(f"`{name}`", _RECORDED[key]) for key, name in RECORDED.items()),
             "\n## Alerts\n",
-            "Each links to its runbook.\n",
-            "| alert | severity | after |",
-            "|---|---|---|",
+            "With severity, and for how long its condition must hold.\n",
             *(
-                f"| [{alert.name}](runbooks/{alert.runbook}.md) | {alert.severity} | "
-                f"{Pace().window(alert.for_seconds)} |"
+                f"- [{alert.name}](runbooks/{alert.runbook}.md): {alert.severity}, "
+                f"{Pace().window(alert.for_seconds)}"
                 for alert in alerts(Pace())
             ),
             "",
@@ -77,20 +75,33 @@ def page() -> str:
     )
 
 
-def _table(metrics: Sequence[Metric], common: tuple[Label, ...] = ()) -> list[str]:
-    """The rows of a table; the labels ``common`` to all of its metrics are not repeated."""
-    lines = ["| name | meaning |", "|---|---|"]
+def _items(metrics: Sequence[Metric], common: tuple[Label, ...] = ()) -> list[str]:
+    """The lines of a list; the labels ``common`` to all of its metrics are left out, and each other
+    label is explained at its first metric."""
+    lines = []
+    explained: set[Label] = set()
     for metric in metrics:
         labels = [label for label in metric.labels if label not in common]
         series = metric.most_series // prod(label.most for label in common)
         name = f"`{metric.name}`"
         if labels:
             name = f"`{metric.name}{{{','.join(label.name for label in labels)}}}` ({series})"
-        lines.append(f"| {name} | {_meaning(metric, labels)} |")
+        lines.append(_item(name, _meaning(metric, [one for one in labels if one not in explained])))
+        explained |= set(labels)
     return lines
 
 
+def _item(name: str, meaning: str) -> str:
+    return fill(
+        f"- {name}: {meaning}",
+        width=120,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def _meaning(metric: Metric, labels: Sequence[Label]) -> str:
-    kind = "Histogram: " if metric.type is MetricType.HISTOGRAM else ""
+    kind = "Histogram. " if metric.type is MetricType.HISTOGRAM else ""
     values = [f"`{label.name}`: {label.values}" for label in labels if label.name != "kind"]
     return " ".join([f"{kind}{metric.meaning}", *(["; ".join(values)] if values else [])])

@@ -236,7 +236,7 @@ def _wait_ready(server: Server, process: "subprocess.Popen[bytes]", log: Path) -
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            # S310: as above.
+            # S310: the address is our own server's, always http.
             with urllib.request.urlopen(f"{server.url}/-/ready", timeout=_ASK_SECONDS):  # noqa: S310
                 return
         except urllib.error.URLError:  # 503 until ready

@@ -219,7 +219,7 @@ def serve(
     lease.GIVE_UP_SECONDS = _GIVE_UP_SECONDS  # type: ignore[misc]
     lease.RENEW_SECONDS = _RENEW_SECONDS  # type: ignore[misc]
     lease.LOOK_SECONDS = _RENEW_SECONDS  # type: ignore[misc]
-    status.SHORTEST_INTERVAL = _STATUS_SECONDS  # type: ignore[misc]  # Final, as above
+    status.SHORTEST_INTERVAL = _STATUS_SECONDS  # type: ignore[misc]
     process_module: Any = app
     process_module.connect = _connect
     process_module.ClusterApi = lambda *_, **__: FileApi(api_directory, place.identity)

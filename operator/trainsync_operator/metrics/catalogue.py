@@ -16,8 +16,9 @@ RUN_LABELS: Final = (
     Label("namespace", "namespace of the TrainingRun", 1),
     Label("run", "name of the TrainingRun", MOST_RUNS),
 )
-_CLUSTER: Final = Label("cluster", "its name", 8)
-_SERVER: Final = Label("server", "name of its entry of spec.servers", 8)
+_CLUSTER: Final = Label("cluster", "name in spec.clusters", 8)
+_SERVER: Final = Label("server", "name in spec.servers", 8)
+_VERB: Final = Label("verb", "get, list, apply, apply_status, create, replace, delete", 7)
 _RECONCILE_BUCKETS: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
 _API_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15)
 
@@ -44,15 +45,15 @@ BUSY: Final = gauge("trainsync_operator_workers_busy", "Workers that are reconci
 API_REQUESTS: Final = counter(
     "trainsync_operator_api_requests_total",
     "Requests to the API server, without watches.",
-    Label("verb", "get, list, apply, apply_status, create, replace, delete", 7),
-    Label("resource", "its plural", 13),
+    _VERB,
+    Label("resource", "plural name of the kind, such as pods", 13),
     Label("code", "HTTP status, or unreachable", 16),
 )
 API_SECONDS: Final = histogram(
     "trainsync_operator_api_request_seconds",
-    "Duration of those requests.",
+    "Duration of requests to the API server.",
     _API_BUCKETS,
-    Label("verb", "as above", 7),
+    _VERB,
 )
 
 # Each run.
@@ -60,9 +61,9 @@ INFO: Final = gauge(
     "trainsync_run_info",
     "Always 1; the labels describe the run.",
     *RUN_LABELS,
-    Label("uid", "its uid", 1),
-    Label("phase", "its phase", 1),
-    Label("attempt", "its attempt", 1),
+    Label("uid", "of the TrainingRun", 1),
+    Label("phase", "of the run", 1),
+    Label("attempt", "the current one", 1),
 )
 PHASE: Final = gauge(
     "trainsync_run_phase",
@@ -84,7 +85,7 @@ MAX_RESTARTS: Final = gauge(
 )
 FAILURES: Final = counter(
     "trainsync_run_failures_total",
-    "Attempts that failed, by cause, since this operator leads.",
+    "Attempts that failed, since this operator leads.",
     *RUN_LABELS,
     Label("reason", ", ".join(Reason), len(Reason)),
 )
@@ -95,13 +96,13 @@ INFRASTRUCTURE_RESTARTS: Final = counter(
 )
 CLASSES: Final = counter(
     "trainsync_run_failures_by_class_total",
-    "Attempts that failed, by class, since this operator leads.",
+    "Attempts that failed, since this operator leads.",
     *RUN_LABELS,
     Label("class", ", ".join(FailureClass), len(FailureClass)),
 )
 STOP_SAVES: Final = counter(
     "trainsync_run_stop_saves_total",
-    "Saves asked for before pods went (suspended, preempted), since this operator leads.",
+    "Saves before a suspension or preemption, since this operator leads.",
     *RUN_LABELS,
     Label("outcome", ", ".join(StopOutcome), len(StopOutcome)),
 )

@@ -25,12 +25,12 @@ LAST_UPDATE: Final = gauge(
 )
 UPDATES: Final = counter(
     "trainsync_agent_updates_total",
-    "Versions that were begun, by how that ended.",
+    "Updates that ended.",
     Label("outcome", ", ".join(UpdateOutcome), len(UpdateOutcome)),
 )
 UPDATE_SECONDS: Final = histogram(
     "trainsync_agent_update_seconds",
-    "Time from the begin of a version's fetch until the server served it, proven.",
+    "Time from the begin of a fetch until the server serves the version, proven.",
     _FETCH_BUCKETS,
 )
 PAUSE_SECONDS: Final = histogram(
@@ -41,13 +41,13 @@ STAGED_BYTES: Final = counter(
 )
 FETCHED_BYTES: Final = counter(
     "trainsync_agent_fetched_bytes_total",
-    "Bytes of versions that were fetched with `--fellows`, by where they came from.",
+    "Bytes fetched with `--fellows`.",
     Label("source", "volume, fellow", 2),
     unit="bytes",
 )
 FELLOW_FAILURES: Final = counter(
     "trainsync_agent_fellow_failures_total",
-    "Times that a fellow did not give a file, or a wrong one, and another source was taken.",
+    "Files that a fellow did not give, or gave wrong: another source was taken.",
 )
 PROOFS: Final = counter(
     "trainsync_agent_proofs_total",
@@ -59,12 +59,12 @@ PROOF_SECONDS: Final = histogram(
 )
 TYPICAL_OFF: Final = gauge(
     "trainsync_agent_proof_typical_off_nats",
-    "Median size of the differences from the trainer's log-probabilities, at the last proof.",
+    "Median difference from the trainer's log-probabilities, at the last proof.",
     unit="nats",
 )
 LARGEST_OFF: Final = gauge(
     "trainsync_agent_proof_largest_off_nats",
-    "Largest of these differences; it is also known where the server was refuted.",
+    "Largest difference at the last proof; known also where the server was refuted.",
     unit="nats",
 )
 

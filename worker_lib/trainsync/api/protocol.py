@@ -137,7 +137,7 @@ class PermitAnswer(Model):
 class DamageReport(Model):
     """POST /v1/damage: a rank could not load a committed checkpoint.
 
-    The monitor reads the checkpoint itself and quarantines it only if its bytes have changed.
+    The monitor reads the checkpoint itself, and sets it aside only if its bytes have changed.
     """
 
     step: Step

@@ -299,7 +299,7 @@ def explorer(
             setattr(WeightGroup, "finish", finish)  # noqa: B010 - a type checker forbids it plain
             return data
 
-        setattr(WeightGroup, "finish", spoilt)  # noqa: B010 - as above
+        setattr(WeightGroup, "finish", spoilt)  # noqa: B010 - a type checker forbids it plain
 
     def wait_newer(version: int, seconds: float) -> int:
         return receiver.wait_newer(version, seconds).version

@@ -176,7 +176,7 @@ class Run:
             self.books.deliver(name, session, turn, None, explorers, self.published, self.now)
 
     def _back(self, name: str) -> None:
-        """Whoever was given up meanwhile registers again when it speaks, as clients do."""
+        """An explorer that was given up meanwhile registers again when it speaks, as clients do."""
         if self._known(name).status == LOST:
             serving = Serving(self._known(name).version, "d")
             explorer = self.roster.rejoin(name, self._session(name), serving, self.now)

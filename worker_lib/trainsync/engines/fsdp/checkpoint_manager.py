@@ -151,7 +151,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
                 ``save_contents`` does.
 
         Raises:
-            ValueError: an argument is not as above.
+            ValueError: an argument is not as its line in Args says.
             PeerFailedError: another rank failed.
             CheckpointError, MonitorError: this rank, or an earlier save.
         """
@@ -268,7 +268,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
                 none; no checkpoint is ever deleted.
 
         Raises:
-            ValueError: an argument is not as above.
+            ValueError: an argument is not as its line in Args says.
             CorruptCheckpointError: not committed, or not what the manifest says.
             WorldSizeMismatchError, StateMismatchError: it does not fit; says what was expected.
             PeerFailedError, LoadFailedError: another rank failed.

@@ -128,7 +128,7 @@ class MegatronCheckpoints(MonitoredRetention):
             max_ckpt_to_keep: only compared with the run's ``maxToKeep``, which counts.
 
         Raises:
-            ValueError: an argument is not as above.
+            ValueError: an argument is not as its line in Args says.
             PeerFailedError: another rank failed before the engine began to write.
             CheckpointError, MonitorError: this rank, or an earlier save.
         """
@@ -177,7 +177,7 @@ class MegatronCheckpoints(MonitoredRetention):
                 no checkpoint is ever deleted.
 
         Raises:
-            ValueError: an argument is not as above.
+            ValueError: an argument is not as its line in Args says.
             CorruptCheckpointError: not committed, or not what the manifest says.
             StateMismatchError: another model or optimizer; or another parallel layout, and the
                 engine wrote a part for itself that is to be loaded. Names both layouts.

@@ -31,12 +31,12 @@ _COMMIT_BUCKETS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 
 _PART_BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _KIND: Final = Label("kind", ", ".join(kind.value for kind in SaveKind), len(SaveKind))
 _ABORT_CAUSE: Final = Label("cause", ", ".join(AbortReason), len(AbortReason))
-_EXPLORER: Final = Label("explorer", "its id", MAX_SERIES)
-_SERVER: Final = Label("server", "its pod", MAX_SERIES)
+_EXPLORER: Final = Label("explorer", "name", MAX_SERIES)
+_SERVER: Final = Label("server", "pod", MAX_SERIES)
 
 # The process, and the run.
-LEASE_HELD: Final = gauge("trainsync_monitor_lease_held", "1 while this monitor holds the Lease.")
-ATTEMPT: Final = gauge("trainsync_run_attempt", "Number of the current attempt.")
+LEASE_HELD: Final = gauge("trainsync_monitor_lease_held", "1 while this monitor holds its Lease.")
+ATTEMPT: Final = gauge("trainsync_run_attempt", "The current attempt.")
 STEP: Final = gauge("trainsync_run_step", "Last step reported.", unit="steps")
 TOTAL_STEPS: Final = gauge("trainsync_run_total_steps", "Steps of the whole run.", unit="steps")
 STEPS_PER_MINUTE: Final = gauge(
@@ -54,21 +54,21 @@ STEPS_REPEATED: Final = counter(
 )
 RESTARTS_IN_PLACE: Final = gauge(
     "trainsync_run_restarts_in_place",
-    "Restarts of the trainers' processes in the pods of the current attempt.",
+    "Restarts in place, of the current attempt.",
 )
 AT_RISK_STEPS: Final = gauge(
     "trainsync_run_at_risk_steps",
-    "Steps since the last commit: what a preemption would cost now.",
+    "Steps since the last commit.",
     unit="steps",
 )
 AT_RISK_GPU_SECONDS: Final = gauge(
     "trainsync_run_at_risk_gpu_seconds",
-    "Seconds of those steps, times the GPUs of the run's pods.",
+    "Seconds of the steps since the last commit, times the GPUs of the run's pods.",
     unit="seconds",
 )
 ACCOUNT: Final = gauge(
     "trainsync_account_seconds",
-    "Seconds of GPUs (of pods, without GPUs) since the run began, each in one class.",
+    "GPU-seconds (pod-seconds without GPUs) since the run began.",
     Label("role", "Trainer, Explorer", 2),
     Label("class", ", ".join(AccountClass), len(AccountClass)),
     unit="seconds",
@@ -81,17 +81,15 @@ LAST_REPORT: Final = gauge(
 RUN_METRIC: Final = gauge(
     "trainsync_run_metric",
     "A metric that the trainer reports.",
-    Label("name", "its name", 64),
+    Label("name", "in `ctx.report`", 64),
 )
 
 # Checkpoints.
 COMMITS: Final = counter("trainsync_checkpoint_commits_total", "Saves committed.", _KIND)
-ABORTS: Final = counter(
-    "trainsync_checkpoint_aborts_total", "Saves aborted, by cause.", _KIND, _ABORT_CAUSE
-)
+ABORTS: Final = counter("trainsync_checkpoint_aborts_total", "Saves aborted.", _KIND, _ABORT_CAUSE)
 SET_ASIDE: Final = counter(
     "trainsync_checkpoint_set_aside_total",
-    "Checkpoints set aside: their bytes had changed.",
+    "Checkpoints set aside for changed bytes.",
 )
 LATE_PARTS: Final = counter(
     "trainsync_checkpoint_late_parts_total",
@@ -118,13 +116,13 @@ BLOCKED_SECONDS: Final = histogram(
 )
 SLOT_SECONDS: Final = histogram(
     "trainsync_checkpoint_slot_wait_seconds",
-    "Time that one part waited for staging memory.",
+    "Time that one part waited for memory to be copied into.",
     _PART_BUCKETS,
     _KIND,
 )
 QUEUE_SECONDS: Final = histogram(
     "trainsync_checkpoint_queue_wait_seconds",
-    "Time between staging and writing.",
+    "Time between copying and writing.",
     _PART_BUCKETS,
     _KIND,
 )
@@ -136,7 +134,7 @@ WRITE_SECONDS: Final = histogram(
 )
 STAGED_BYTES: Final = counter(
     "trainsync_checkpoint_staged_bytes_total",
-    "Bytes staged by saves that ended.",
+    "Bytes copied by saves that ended.",
     _KIND,
     unit="bytes",
 )
@@ -172,7 +170,7 @@ MIRROR_FAILURES: Final = counter(
 )
 MIRROR_BEHIND: Final = gauge(
     "trainsync_checkpoint_mirror_behind_since_timestamp_seconds",
-    "Since when the newest checkpoint is not in the mirror; 0 when it is.",
+    "Since when the mirror lacks the newest checkpoint; 0 when it does not.",
     unit="seconds",
 )
 LAST_STEP: Final = gauge(
@@ -200,7 +198,7 @@ RETAINED: Final = gauge(
     "trainsync_checkpoint_retained", "Committed saves kept on the volume.", _KIND
 )
 READER_LEASES: Final = gauge(
-    "trainsync_checkpoint_reader_leases", "Readers with a lease on a step."
+    "trainsync_checkpoint_reader_leases", "Readers that keep a step from removal."
 )
 PERMITS_HELD: Final = gauge(
     "trainsync_checkpoint_permits_held", "Writers that hold a permit of `saveStrategy`."
@@ -220,16 +218,16 @@ PERMITS_LOST: Final = counter(
 IO_ERRORS: Final = counter(
     "trainsync_checkpoint_io_errors_total",
     "Operations that the volume refused.",
-    Label("doing", "operation: " + ", ".join(IO_DOINGS), len(IO_DOINGS)),
+    Label("doing", ", ".join(IO_DOINGS), len(IO_DOINGS)),
 )
 VOLUME_CAPACITY: Final = gauge(
     "trainsync_volume_capacity_bytes",
-    "Size of the run's file system.",
+    "Size of the volume's file system.",
     unit="bytes",
 )
 VOLUME_AVAILABLE: Final = gauge(
     "trainsync_volume_available_bytes",
-    "Free space there, for writers other than root.",
+    "Free space on the volume, for writers other than root.",
     unit="bytes",
 )
 
@@ -256,12 +254,12 @@ SYNCS: Final = counter(
 )
 LOSSES: Final = counter(
     "trainsync_weights_losses_total",
-    "Versions that an explorer missed, by cause.",
+    "Versions that an explorer missed.",
     Label("cause", "silent, transfer, not_ready, quarantined, refused", 16),
 )
 TAKEN: Final = counter(
     "trainsync_weights_bytes_total",
-    "Bytes of weights that explorers took, by way.",
+    "Bytes of weights that explorers took.",
     Label("way", "whole, delta, shared_memory, process_group, volume", 16),
     unit="bytes",
 )
@@ -271,12 +269,12 @@ RESENDS: Final = counter(
 )
 EXPLORERS: Final = gauge(
     "trainsync_weights_explorers",
-    "Explorers, by state.",
+    "Explorers.",
     Label("state", "running, require_sync, stopped, lost", 4),
 )
 LAG: Final = gauge(
     "trainsync_weights_lag",
-    "Steps that an explorer is behind; absent while stopped or lost.",
+    "Steps behind; absent while stopped or lost.",
     _EXPLORER,
     unit="steps",
 )
@@ -290,7 +288,7 @@ EXPLORER_VERSION: Final = gauge(
 # Inference servers.
 SERVERS: Final = gauge(
     "trainsync_servers",
-    "Inference servers that report, by state.",
+    "Inference servers that report.",
     Label("state", ", ".join(SERVER_STATES), len(SERVER_STATES)),
 )
 SERVER_VERSION: Final = gauge(
@@ -298,7 +296,7 @@ SERVER_VERSION: Final = gauge(
 )
 SERVER_LAG: Final = gauge(
     "trainsync_server_lag",
-    "Steps that a server is behind the newest committed version.",
+    "Steps behind the newest committed version.",
     _SERVER,
     unit="steps",
 )
@@ -324,7 +322,7 @@ STATUS_WRITES: Final = counter(
 )
 EVENTS: Final = counter(
     "trainsync_monitor_events_total",
-    "Kubernetes Events about the run; `dropped` ones were too many.",
+    "Kubernetes Events about the run; dropped: too many.",
     Label("outcome", ", ".join(EVENT_OUTCOMES), len(EVENT_OUTCOMES)),
 )
 

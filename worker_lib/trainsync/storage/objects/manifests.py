@@ -83,8 +83,8 @@ def encode(manifest: Manifest, objects: Mapping[str, str]) -> bytes:
 
 
 def decode(data: bytes, kind: SaveKind, step: int) -> Stored:
-    """The save in ``data``. Whoever may write to the bucket may have written it: so each path and
-    key is looked at.
+    """The save in ``data``. A process that may write to the bucket may have forged it: so each path
+    and key is checked.
 
     Raises:
         DamagedFileError: it cannot be understood, speaks of another save, or leads elsewhere.

@@ -18,7 +18,7 @@ def parts(
 ) -> Iterator[bytes]:
     """``blocks`` as parts of one size; what they raise is kept in ``failed``, too.
 
-    One size: whoever gathers parts from them then copies nothing more.
+    One size: a reader that gathers parts from them then copies nothing more.
     """
     held = bytearray()
     try:
