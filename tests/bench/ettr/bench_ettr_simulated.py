@@ -3,24 +3,25 @@
 A simulation (`tests.bench.ettr.simulation`, which has the model) of RobustRL's schedule, with the
 pauses of the example as this machine shows them in the same run (`tests.bench.ettr.measured`).
 
-From RobustRL (OSDI 2026; arXiv 2512.22492) are: 100 steps, and one fault in every ten, at a random
-time, always of trainers, in whose place others start on the same machines; as many GPUs for
-explorers as for trainers; eight explorers (64 of 128 GPUs by machines of eight); seconds of a step
-(3 s are 1 % of one, section 7.4) and of its weights' way (10 s, 5.2.1); ByteRobust's save of every
-fifth step; the seconds of restarts at that size, for the peers.
+From the paper on RobustRL (OSDI 2026; arXiv 2512.22492) are: 100 steps, and one fault in every ten,
+at a random time (section 7.1); all faults are of trainers, which start again without a wait for
+other machines; as many GPUs for explorers as for trainers, eight explorers (64 GPUs, a machine of
+eight for each); the length of a step (3 s are 1 % of one, 7.4) and of the way of its weights (10 s,
+5.2.1); ByteRobust's save of every fifth step (7.2); for the peers, seconds of restarts at that size
+(`tests.bench.ettr.recoveries`).
 
-Assumed are: a rollout takes two thirds of a step, as rollouts are said to take most of one; all
-steps take as long; a trainer's death is seen at once (the example's is; RobustRL waits for five
-minutes without work on a GPU that hangs); restarts in place are allowed as often as trainers die.
+Assumed are: a rollout takes two thirds of a step (rollouts take most of it, 2.1); all steps take as
+long; a trainer's death is seen at once (the example's is; RobustRL finds a GPU that stands still
+after five minutes); restarts in place are allowed as often as trainers die.
 
-The ratio is stricter than RobustRL's, which counts all time in which trainers or explorers compute,
-also what is done again, by their GPUs, and does not count sync and saves. Here all that is done
-again is lost, and a step's own sync is part of it. `counted_as_robustrl` has its way to count. So
-its published 0.80 and ByteRobust's 0.60 are no peers of the figure; their restarts in this
-simulation are (`robustrl`, `whole_job_300`).
+The ratio is stricter than RobustRL's. That counts all time in which trainers or explorers compute,
+also what is computed again, and neither sync nor saves. Here all that is computed again is lost,
+and a step's own sync is part of the step; `counted_as_robustrl` counts the other way. So the
+published 0.80, and 0.60 for ByteRobust, are no peers of this figure. The peers are their restarts
+in this simulation: `robustrl` and `whole_job_300`.
 
-The pause is that of a tiny model on one machine. A model of many GPUs takes longer to start, with
-any library: `trainers_at_188` takes what RobustRL's trainers take.
+The pause is that of a tiny model on one machine. A model on many GPUs takes longer to start, with
+any library: in `trainers_at_188` the pause is as long as that of RobustRL's trainers.
 """
 
 import statistics
@@ -74,6 +75,7 @@ def details(ours: Recovery, pauses: Pauses, runs: Sequence[Outcome]) -> dict[str
     return {
         **spread("restart_in_place_seconds", pauses.in_place),
         **spread("new_job_seconds", pauses.new_job),
+        "load_1_minute_when_measured": pauses.load,
         **spread("ratio", [run.ratio for run in runs]),
         "lost_share": sum(run.lost for run in runs) / total,
         "pause_share": sum(run.pause for run in runs) / total,

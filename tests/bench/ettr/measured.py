@@ -5,6 +5,7 @@ of a second. A new job's driver is started as soon as the one before has ended; 
 new, too.
 """
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -18,10 +19,11 @@ _STEPS: Final = 24
 
 @dataclass(frozen=True)
 class Pauses:
-    """Seconds of each restart."""
+    """Seconds of each restart, and the machine's load when they had been measured."""
 
     in_place: list[float]
     new_job: list[float]
+    load: float
 
 
 def measure() -> Pauses:
@@ -36,7 +38,8 @@ def measure() -> Pauses:
         (directory / "in_place").mkdir()
         (directory / "new_job").mkdir()
         in_place, _ = bench_restart_in_place.train(directory / "in_place", memory, address)
-        return Pauses(in_place, _new_jobs(directory / "new_job", address))
+        new_job = _new_jobs(directory / "new_job", address)
+        return Pauses(in_place, new_job, os.getloadavg()[0])
 
 
 def _new_jobs(directory: Path, address: str) -> list[float]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.bench.ettr import recoveries
+from tests.bench.ettr import bench_ettr_simulated, recoveries
 from tests.bench.ettr.model import Fault, Outcome, Part, Recovery, Restarts, Shape, Way
 from tests.bench.ettr.schedule import draw
 from tests.bench.ettr.simulation import simulate
@@ -184,6 +184,19 @@ def test_a_scaled_run_has_steps_of_that_length_and_the_same_shares() -> None:
     scaled = IN_TURNS.scaled(10)
     assert (scaled.rollout, scaled.train, scaled.sync) == pytest.approx((6, 3, 1))
     assert SIDE_BY_SIDE.scaled(10).period == 10
+
+
+def test_counted_as_robustrl_sync_and_half_of_a_pause_are_no_training_and_repeated_work_is() -> (
+    None
+):
+    shape = bench_ettr_simulated.SHAPE
+    undisturbed = simulate(shape, KEEPS)
+    count = bench_ettr_simulated.counted_as_robustrl
+    assert count([undisturbed]) == pytest.approx(1 - shape.sync / shape.period)
+    disturbed = simulate(shape, KEEPS, [Fault(6, 0.9)])
+    assert disturbed.down == 5
+    again = disturbed.trained * shape.sync / (shape.train + shape.sync)
+    assert count([disturbed]) == pytest.approx(1 - (again + 2.5) / disturbed.total)
 
 
 def test_equal_seeds_draw_equal_faults_and_others_others() -> None:
