@@ -48,7 +48,11 @@ def train(
         constants["resumed_step"] = float(start)
     metrics: dict[str, float] = {}
     pace = ctx.pace_trainer(
-        publish, step=start, batches_per_step=config.explorers, meanwhile=explorers.check
+        publish,
+        step=start,
+        batches_per_step=config.explorers,
+        meanwhile=explorers.check,
+        keep_batches=True,  # an explorer draws its prompts by the number of its turn
     )
     explorers.start()
     for step in range(start + 1, config.steps + 1):

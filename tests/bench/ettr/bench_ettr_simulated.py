@@ -68,7 +68,7 @@ def run() -> list[Figure]:
 def details(ours: Recovery, pauses: Pauses, runs: Sequence[Outcome]) -> dict[str, float]:
     """What the figure is made from, and the ratio where something is other than there."""
     total = sum(run.total for run in runs)
-    kept = replace(ours, keeps_batches=True)
+    thrown_away = replace(ours, keeps_batches=False)
     slow = replace(ours.ways[Part.TRAINER], seconds=recoveries.ROBUSTRL_TRAINERS)
     robustrl = play(SHAPE, recoveries.robustrl())
     byterobust = recoveries.whole_job(recoveries.ROBUSTRL_JOB, recoveries.ROBUSTRL_COMMIT)
@@ -84,9 +84,8 @@ def details(ours: Recovery, pauses: Pauses, runs: Sequence[Outcome]) -> dict[str
         "every_20_steps": ratio(play(SHAPE, ours, every=2 * EVERY)),
         "every_50_steps": ratio(play(SHAPE, ours, every=5 * EVERY)),
         "side_by_side": ratio(play(SIDE_BY_SIDE, ours)),
-        "turns_ended": ratio(play(SHAPE, replace(ours, ends_turns=True))),
-        "batches_kept": ratio(play(SHAPE, kept)),
-        "batches_kept_side_by_side": ratio(play(SIDE_BY_SIDE, kept)),
+        "batches_thrown_away": ratio(play(SHAPE, thrown_away)),
+        "batches_thrown_away_side_by_side": ratio(play(SIDE_BY_SIDE, thrown_away)),
         "trainers_at_188": ratio(play(SHAPE, recoveries.with_way(ours, Part.TRAINER, slow))),
         "robustrl": ratio(robustrl),
         "whole_job_300": ratio(play(SHAPE, byterobust)),

@@ -37,7 +37,9 @@ def measure() -> Pauses:
     with scratch() as directory, scratch(in_memory=True) as memory, shared_ray() as address:
         (directory / "in_place").mkdir()
         (directory / "new_job").mkdir()
-        in_place, _ = bench_restart_in_place.train(directory / "in_place", memory, address)
+        in_place, _ = bench_restart_in_place.train(
+            directory / "in_place", memory, address, warm=False
+        )
         new_job = _new_jobs(directory / "new_job", address)
         return Pauses(in_place, new_job, os.getloadavg()[0])
 

@@ -73,8 +73,8 @@ class Recovery:
         save_every: steps from one save to the next.
         commit: seconds from the end of a step until its save counts.
         lease: seconds after which a dead explorer is known to be lost.
-        keeps_batches: batches outlive a restart of trainers in place, and explorers make more
-            meanwhile.
+        keeps_batches: batches outlive a restart of trainers in place that loses no trained step,
+            and explorers make more meanwhile.
         ends_turns: a restart in place ends the turns under way, whose batches nobody would take.
     """
 

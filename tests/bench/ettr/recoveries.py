@@ -44,7 +44,7 @@ BYTEROBUST_SAVE_EVERY: Final = 5
 
 
 def trainsync(in_place: float, new_job: float) -> Recovery:
-    """With a save after each step.
+    """With a save after each step, and a pace that keeps batches.
 
     Args:
         in_place: seconds of a restart in place.
@@ -61,6 +61,7 @@ def trainsync(in_place: float, new_job: float) -> Recovery:
         },
         commit=COMMIT,
         lease=LEASE_SECONDS,
+        keeps_batches=True,
     )
 
 

@@ -196,10 +196,11 @@ class _Run:
         self.restarts[way.restarts] += 1
         back_at = self.now + wait + way.seconds
         self.back_at = max(self.back_at, self.monitor_at, back_at)
+        keeps = in_place and self.recovery.keeps_batches and self.step == self.committed
         self.step, self.trained_at, self.saves = self.committed, math.inf, []
         if not in_place:
             self.new_job, self.turn = True, None
-        if not in_place or not self.recovery.keeps_batches:
+        if not keeps:
             self.made = self.step
             if self.turn is not None:
                 self.turn.refused = True

@@ -82,6 +82,15 @@ def test_what_json_cannot_hold_is_refused_before_anything_is_saved(
         assert coordinator.finish(timeout=5) is None, "nothing was saved"
 
 
+def test_a_cursor_beside_batches_that_are_kept_over_restarts_is_refused(tmp_path: Path) -> None:
+    with RunContext.from_env(tmp_path, environ={}) as context:
+        context.data_cursor(9)
+        with pytest.raises(ValueError, match="would deal the items of the kept batches again"):
+            context.pace_trainer(lambda version: None, step=0, keep_batches=True)
+        with pytest.raises(ValueError, match="leave keep_batches out"):
+            context.data_cursor(9)
+
+
 def test_a_damaged_cursor_is_refused_and_reported(tmp_path: Path) -> None:
     save(tmp_path, {"place": 12})
     path = RunDirectory(tmp_path).step(1) / "actor" / DATA_CURSOR_FILE

@@ -85,6 +85,7 @@ class RunContext(RunDescription):
         self._connection = MonitorConnection(settings, hosting=claimed_here)
         self._progress = ProgressReports()
         self._pace: TrainerPace | None = None
+        self._keeps_batches = self._deals_items = False
         self._stops = StopRequests(settings, lambda: self.monitor)
         self._synchronizer: SynchronizerHost | None = None
         self._endings = SaveEndings()
@@ -357,11 +358,14 @@ class RunContext(RunDescription):
 
         Raises:
             DataMismatchError: the checkpoint's cursor is of another dataset, or it has none.
+            ValueError: this process's pace keeps batches, whose items the cursor would deal again.
             What `resume` raises.
         """
         from trainsync.data.cursor import DataCursor
         from trainsync.data.errors import DataMismatchError
 
+        self._deals_items = True
+        self._check_prompts()
         cursor = DataCursor(length, epochs=epochs, shuffle=shuffle, seed=seed)
         resume = self.resume_here()
         if resume is not None:
@@ -374,6 +378,13 @@ class RunContext(RunDescription):
                 )
             cursor.load_state_dict(state)
         return cursor
+
+    def _check_prompts(self) -> None:
+        if self._keeps_batches and self._deals_items:
+            raise ValueError(
+                "keep_batches=True and a data cursor: after a restart in place the cursor would "
+                "deal the items of the kept batches again; leave keep_batches out"
+            )
 
     def _ask_resume(self) -> str:
         point = self.monitor.resume()
@@ -557,6 +568,7 @@ class RunContext(RunDescription):
         step: int,
         batches_per_step: int = 1,
         meanwhile: Callable[[], object] = lambda: None,
+        keep_batches: bool = False,
     ) -> "TrainerPace":
         """The training loop's side of ``spec.sync.style``; see `trainsync.weights.pacing.loops`.
 
@@ -565,6 +577,8 @@ class RunContext(RunDescription):
         from trainsync.weights.pacing.loops import TrainerPace
 
         self._refuse_pace()
+        self._keeps_batches = keep_batches
+        self._check_prompts()
         policy = self.sync.policy(batches_per_step)
         self._pace = pace = TrainerPace(
             self.synchronizer(),
@@ -573,6 +587,7 @@ class RunContext(RunDescription):
             step,
             batches_per_step,
             meanwhile,
+            keep_batches=keep_batches,
             tracer=self._tracer,
         )
         self._step_began = time.time()

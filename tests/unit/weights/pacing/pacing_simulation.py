@@ -63,6 +63,7 @@ class Run:
     trained: list[tuple[Batch, ...]] = field(default_factory=list)
     most_queued: int = 0
     restarts: int = 0
+    refused: int = 0
     _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _number: int = 0
 
@@ -173,7 +174,10 @@ class Run:
         self._back(name)
         if self.books.open:
             explorers, session = self.roster.explorers, self._session(name)
-            self.books.deliver(name, session, turn, None, explorers, self.published, self.now)
+            taken = self.books.deliver(
+                name, session, turn, None, explorers, self.published, self.now
+            )
+            self.refused += not taken
 
     def _back(self, name: str) -> None:
         """An explorer that was given up meanwhile registers again when it speaks, as clients do."""

@@ -1,6 +1,7 @@
 """The books of the pace: no dead-lock whatever dies, nothing too old, nothing twice."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -53,8 +54,8 @@ faults = st.lists(
 
 def plans(style: SyncStyle) -> st.SearchStrategy[TrainerPlan]:
     if style != SyncStyle.FULLY_ASYNC:
-        return st.builds(TrainerPlan, POLICIES[style], st.integers(1, 3))
-    return st.tuples(intervals, st.integers(0, 3), st.integers(1, 3)).map(
+        return st.builds(TrainerPlan, POLICIES[style], st.integers(1, 3), st.booleans())
+    return st.tuples(intervals, st.integers(0, 3), st.integers(1, 3), st.booleans()).map(
         lambda drawn: TrainerPlan(
             SyncPolicy(
                 style,
@@ -64,6 +65,7 @@ def plans(style: SyncStyle) -> st.SearchStrategy[TrainerPlan]:
                 timeout=TIMEOUT,
             ),
             drawn[2],
+            drawn[3],
         )
     )
 
@@ -130,6 +132,22 @@ def test_style_fixed_trains_on_the_same_batches_whatever_the_speeds(data: st.Dat
     assert [tuple(batch.explorer for batch in batches) for batches in one.trained] == [
         explorers
     ] * STEPS
+
+
+@pytest.mark.parametrize("style", SyncStyle)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), times=st.lists(st.floats(0.0, 100.0), max_size=6))
+def test_batches_that_are_kept_over_restarts_are_each_trained_on_once_and_none_is_in_vain(
+    style: SyncStyle, data: st.DataObject, times: list[float]
+) -> None:
+    plan = replace(data.draw(plans(style)), keeps_batches=True)
+    drawn = itertools.cycle(data.draw(speeds))
+    restarts = tuple(Fault(at, "restart") for at in times)
+    run = Run(plan, data.draw(names), STEPS, drawn, restarts)
+    run.run()
+    keys = [batch.key for batches in run.trained for batch in batches]
+    assert len(keys) == len(set(keys))
+    assert run.refused == 0
 
 
 @settings(max_examples=40, deadline=None)

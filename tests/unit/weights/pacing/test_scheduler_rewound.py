@@ -1,4 +1,6 @@
-"""`PaceScheduler` after trainers were restarted in place: batches are made as in a new attempt."""
+"""`PaceScheduler` after trainers were restarted in place: batches are made anew, or kept."""
+
+from dataclasses import replace
 
 import pytest
 from trainsync.api.spec import SyncStyle
@@ -13,7 +15,8 @@ PLAN = TrainerPlan(SyncPolicy(style=SyncStyle.TRAINER_DRIVEN, interval=1), 1)
 class Run:
     """Trainers and one explorer, which takes every version at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, plan: TrainerPlan = PLAN) -> None:
+        self.plan = plan
         self.explorer = Explorer("p", 1e9, version=0)
         self.explorers = {"a": self.explorer}
         self.scheduler = PaceScheduler()
@@ -32,7 +35,7 @@ class Run:
     def step(self, step: int) -> list[int]:
         """Train ``step``; numbers of its batches."""
         before = step - 1
-        self.scheduler.note_trainer(PLAN, before, before)
+        self.scheduler.note_trainer(self.plan, before, before)
         assert self.delivers(self.asks(before))
         order = self.scheduler.order(self.explorers, before, 0.0)
         self.scheduler.begin_step(step, [batch.key for batch in order.batches])
@@ -68,3 +71,43 @@ def test_no_batch_from_before_is_trained_on_since_its_prompts_are_dealt_again(ru
     assert not run.delivers(under_way)
     assert run.scheduler.queue == []
     assert run.step(2) == [2]
+
+
+@pytest.fixture
+def keeping() -> Run:
+    """A run that keeps its batches, and that died in step 2, with more of them made."""
+    run = Run(replace(PLAN, keeps_batches=True))
+    run.step(1)
+    run.scheduler.note_trainer(run.plan, 1, 1)
+    assert run.delivers(run.asks(1))
+    (batch,) = run.scheduler.order(run.explorers, 1, 0.0).batches
+    run.scheduler.begin_step(2, [batch.key])
+    assert run.delivers(run.asks(1))
+    return run
+
+
+def test_batches_that_are_kept_come_in_their_order_and_turns_go_on(keeping: Run) -> None:
+    under_way = keeping.asks(1)
+    keeping.scheduler.rewind(1, 1)
+    assert [batch.number for batch in keeping.scheduler.queue] == [2, 3]
+    assert keeping.delivers(under_way)
+    keeping.scheduler.note_trainer(keeping.plan, 1, None)
+    assert keeping.scheduler.order(keeping.explorers, 1, 0.0).publish
+    keeping.scheduler.note_trainer(keeping.plan, 1, 1)
+    (batch,) = keeping.scheduler.order(keeping.explorers, 1, 0.0).batches
+    assert batch.number == 2
+    assert [batch.number for batch in keeping.scheduler.queue] == [2, 3, 4]
+
+
+def test_batches_are_thrown_away_all_the_same_when_a_trained_step_is_lost(keeping: Run) -> None:
+    under_way = keeping.asks(1)
+    keeping.scheduler.rewind(1, 0)
+    assert keeping.scheduler.queue == []
+    assert not keeping.delivers(under_way)
+
+
+def test_turns_of_before_a_restart_that_threw_batches_away_stay_refused(keeping: Run) -> None:
+    under_way = keeping.asks(1)
+    keeping.scheduler.rewind(1, 0)
+    keeping.scheduler.rewind(2, 0)
+    assert not keeping.delivers(under_way)

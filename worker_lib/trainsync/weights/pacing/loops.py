@@ -76,6 +76,9 @@ class TrainerPace:
             many as there are explorers.
         meanwhile: called every few seconds while there is nothing to train on; what it raises
             ends the wait. It may look after the explorers' processes.
+        keep_batches: after a restart in place that loses no trained step, train on the batches that
+            explorers made or were making before; else they are thrown away. Only where prompts
+            follow from `Turn.number`: a data cursor deals them out again.
         tracer: of the attempt, for the traces of its steps; None: nothing is recorded.
     """
 
@@ -88,11 +91,12 @@ class TrainerPace:
         batches_per_step: int = 1,
         meanwhile: Callable[[], object] = lambda: None,
         *,
+        keep_batches: bool = False,
         tracer: StepTracer | None = None,
     ) -> None:
         self._tracer = tracer
         self._train_began = time.time()
-        self._plan = TrainerPlan(policy, batches_per_step)
+        self._plan = TrainerPlan(policy, batches_per_step, keep_batches)
         self._publish = publish
         self._meanwhile = meanwhile
         self._step = step

@@ -38,10 +38,12 @@ class TrainerPlan:
     """The trainer's settings, sent with every question; a step trains on ``batches`` batches.
 
     With style ``fixed`` a step trains on the shares of all explorers, however many they are.
+    ``keeps_batches``: see `TrainerPace`.
     """
 
     policy: SyncPolicy
     batches: int = 1
+    keeps_batches: bool = False
 
 
 @dataclass(frozen=True)

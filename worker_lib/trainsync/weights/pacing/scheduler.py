@@ -72,6 +72,7 @@ class PaceScheduler:
     _sent: list[int] = field(default_factory=list)
     _training_on: list[Batch] = field(default_factory=list)
     _rewound: tuple[int, int] = (0, -1)
+    _refused_before: int = 0  # turns of before this restart
     _sends_again: bool = False
 
     @property
@@ -92,16 +93,25 @@ class PaceScheduler:
     def rewind(self, number: int, step: int) -> None:
         """The trainers were restarted, for the ``number``-th time, and go on from ``step``.
 
-        All batches are thrown away, and those under way are refused, as in a new attempt: the
-        checkpoint's data cursor deals their prompts again, and they are numbered from ``step`` on.
+        Batches are kept where the plan says so and no step is lost that was trained: those queued,
+        those of the step that was under way, and the turns that explorers have.
+
+        Else all of them are thrown away or refused, as in a new attempt: the checkpoint's data
+        cursor deals their prompts again, and they are numbered from ``step`` on.
+
         The weights of ``step`` are to be published once more. The same call again changes nothing.
         """
         if number <= self._rewound[0]:
             return
+        kept = self.plan is not None and self.plan.keeps_batches and step == self.step
         self._rewound, self._sends_again = (number, step), True
         self.step, self.sent, self.training, self.finishing = step, None, False, False
         self._sent, self._waiting_since = [], None
-        self._training_on, self.queue = [], []
+        self.queue = [*self._training_on, *self.queue] if kept else []
+        self._training_on = []
+        if kept:
+            return
+        self._refused_before = number
         self._last_number = step * self.plan.batches if self.plan is not None else 0
         for entry in self._entries.values():
             entry.turn, entry.rollouts = None, 0
@@ -257,7 +267,7 @@ class PaceScheduler:
         """
         self.join(name, session, explorers)
         entry, plan = self._entries[name], self._plan()
-        if turn.restarts < self._rewound[0]:
+        if turn.restarts < self._refused_before:
             return False  # its prompts are dealt again
         if entry.delivered == turn.number:
             return True
