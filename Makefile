@@ -97,14 +97,14 @@ release-check: setup ## Wheel, sdist, chart package and SBOM into build/release,
 	$(BIN)/python -m release --uv $(UV)
 
 ##@ Test
-.PHONY: test test-unit test-store test-distributed test-cluster test-e2e test-on-clusters test-monitoring test-kueue test-policies test-vllm test-vllm-cluster test-sglang test-gpu test-compat faults
+.PHONY: test test-unit test-store test-distributed test-cluster test-e2e test-on-clusters test-monitoring test-kueue test-policies test-devcluster test-vllm test-vllm-cluster test-sglang test-gpu test-compat faults
 test: test-unit test-store test-distributed test-on-clusters ## All of the below, the fast ones first
 
 test-unit: setup ## Some five minutes on two cores: no Ray, no cluster
 	$(PYTEST) tests/unit -n $(UNIT_WORKERS) --dist worksteal
 
-test-store: setup $(AZURITE_READY) ## Six minutes: object storage, on a real S3 server (3 min of Go builds the first time); MINIO=1 for another
-	AZURITE=$(patsubst %/.made,%,$(AZURITE_READY)) MINIO=$(MINIO) $(PYTEST) tests/store
+test-store: setup $(AZURITE_READY) ## Three minutes: object storage, on real S3 servers (3 min of Go builds the first time); MINIO=1 for another
+	AZURITE=$(patsubst %/.made,%,$(AZURITE_READY)) MINIO=$(MINIO) $(PYTEST) tests/store -n 2 --dist loadfile
 
 test-distributed: setup ## Ten minutes: torch.distributed and Ray on this machine, two files at a time
 	$(PYTEST) tests/distributed -n 2 --dist loadfile --no-loadscope-reorder
@@ -140,6 +140,9 @@ test-kueue: setup kueue-up images ## Runs that share a queue of the real Kueue, 
 
 test-policies: setup $(POLICIES_READY) images ## The chart's NetworkPolicies, enforced, with runs that train (6 min; root; not in `test`)
 	$(PYTEST) tests/policies
+
+test-devcluster: setup ## The development cluster itself: made, repaired, its nodes killed and cut off (root; not in `test`)
+	$(PYTEST) tests/devcluster
 
 test-vllm: setup $(VLLM_ENV)/.made ## Real vLLM servers on the CPU: their weights change as staged (not in `test`)
 	VLLM_ENV=$(VLLM_ENV) $(PYTEST) tests/vllm

@@ -32,7 +32,7 @@ pytestmark = [
 HOLD = "example.com/hung-volume"
 GRACE_SECONDS = 2
 # The operator calls a pod stuck 15 s after its grace period.
-WATCHED_SECONDS = 30.0
+WATCHED_SECONDS = 22.0
 
 
 @pytest.fixture(scope="module")
