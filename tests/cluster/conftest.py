@@ -17,6 +17,7 @@ import yaml
 
 from devcluster.shell import Progress
 from devcluster.tools import ensure_tools
+from tests.cluster.api_reader import ApiReader
 from tests.cluster.chart.helm import FIXTURES, Helm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,19 +31,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Kubectl:
-    """kubectl for one cluster, and optionally one namespace. Every call has a deadline."""
+    """kubectl for one cluster, and optionally one namespace. Every call has a deadline.
 
-    def __init__(self, program: str, kubeconfig: str, namespace: str | None = None) -> None:
+    `get` and `list` read without the program; see `ApiReader`.
+    """
+
+    def __init__(
+        self,
+        program: str,
+        kubeconfig: str,
+        namespace: str | None = None,
+        reader: ApiReader | None = None,
+    ) -> None:
         self._words = [program, "--kubeconfig", kubeconfig]
         self.kubeconfig = kubeconfig
         self.namespace = namespace
         if namespace:
             self._words += ["--namespace", namespace]
         self._program = program
+        self._reader = reader
+
+    @property
+    def reader(self) -> ApiReader:
+        """Reads objects of this cluster; made when it is first used."""
+        if self._reader is None:
+            words = ("config", "view", "--raw", "--flatten", "--minify", "-o", "json")
+            self._reader = ApiReader(json.loads(self(*words)))
+        return self._reader
 
     def within(self, namespace: str) -> "Kubectl":
         """This kubectl in a namespace."""
-        return Kubectl(self._program, self.kubeconfig, namespace)
+        return Kubectl(self._program, self.kubeconfig, namespace, self.reader)
 
     def run(self, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run a command; its result may be a failure."""
@@ -67,16 +86,11 @@ class Kubectl:
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         """An object, or None."""
-        done = self.run("get", kind, name, "-o", "json", "--ignore-not-found")
-        assert done.returncode == 0, done.stderr
-        found: dict[str, Any] | None = json.loads(done.stdout) if done.stdout else None
-        return found
+        return self.reader.get(kind, self.namespace or "default", name)
 
     def list(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
         """All objects of a kind."""
-        words = ["--selector", selector] if selector else []
-        found: list[dict[str, Any]] = json.loads(self("get", kind, "-o", "json", *words))["items"]
-        return found
+        return self.reader.list(kind, self.namespace or "default", selector)
 
 
 def wait_until(what: str, check: Callable[[], Any], seconds: float = 60.0) -> Any:
@@ -92,8 +106,7 @@ def wait_until(what: str, check: Callable[[], Any], seconds: float = 60.0) -> An
         else:
             if last:
                 return last
-        # Each kubectl takes 0.1 s of a core that the pods need.
-        time.sleep(0.5)
+        time.sleep(0.2)
     raise AssertionError(f"not within {seconds:.0f} s: {what}; last: {last}")
 
 
