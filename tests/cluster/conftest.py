@@ -101,7 +101,7 @@ def wait_until(what: str, check: Callable[[], Any], seconds: float = 60.0) -> An
     while time.monotonic() < deadline:
         try:
             last = check()
-        except AssertionError as error:
+        except (AssertionError, KeyError) as error:  # a new object lacks parts of its status
             last = error
         else:
             if last:

@@ -82,7 +82,8 @@ def wait_phase(ns: Kubectl, name: str, phase: str, seconds: float = START_SECOND
 
 def condition(ns: Kubectl, name: str, kind: str) -> dict[str, Any]:
     """A condition of the run."""
-    found: dict[str, Any] = next(c for c in status(ns, name)["conditions"] if c["type"] == kind)
+    conditions = {each["type"]: each for each in status(ns, name)["conditions"]}
+    found: dict[str, Any] = conditions[kind]
     return found
 
 
