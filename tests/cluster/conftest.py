@@ -101,7 +101,8 @@ def wait_until(what: str, check: Callable[[], Any], seconds: float = 60.0) -> An
     while time.monotonic() < deadline:
         try:
             last = check()
-        except (AssertionError, KeyError) as error:  # a new object lacks parts of its status
+        # A new object lacks parts of its status.
+        except (AssertionError, KeyError, StopIteration) as error:
             last = error
         else:
             if last:
