@@ -2,7 +2,6 @@
 and explorers get weights by the method `memory` before and after."""
 
 import pytest
-from trainsync.api import names
 from trainsync.api.names import LABEL_ROLE, LABEL_RUN
 
 from demo.cli import MANIFEST, load_run
@@ -46,7 +45,6 @@ def test_ranks_that_start_again_in_place_and_in_a_new_job_load_all_shards_from_m
         kill_ranks(platform, victim)
         end = run.wait_complete(240)
         assert (end.attempt, end.restarts) == (1, 1)
-        assert restarts_in_place(run.kubectl.get(names.PLURAL, NAME, harness.NAMESPACE) or {}) == 1
         assert trainer_pods(platform) == pods, "other pods: their memory was not that of the first"
         assert end.metrics["resumed_step"] >= 2 * INTERVAL
         assert loaded_bytes(run, "memory") > in_place
