@@ -18,8 +18,7 @@ from trainsync.api.names import RAY_RESOURCE_TRAINER
 from tiny_grpo.config import Config
 from tiny_grpo.device import prepare_device
 from tiny_grpo.placement import actor_options
-from tiny_grpo.policy.model import build_model
-from tiny_grpo.trainer import TrainerRank
+from tiny_grpo.trainer import TrainerRank, warm_up
 from tiny_grpo.trainers import CALL_TIMEOUT, COLLECTIVE_TIMEOUT
 
 # A new pod loads torch from its volume before its first answer.
@@ -67,8 +66,7 @@ class _RankActor:
 
     def warm(self, config: Config) -> None:
         """Load what a rank needs, before this process is one."""
-        prepare_device()
-        build_model(config)
+        warm_up(config)
 
     def listen(self) -> tuple[str, int]:
         """Open the group's store on this node, on a free port; rank 0 only."""
@@ -129,8 +127,6 @@ class RayTrainers:
         except BaseException:
             self.close()
             raise
-        if places.warm:
-            self._warm_up()
 
     def call(self, method: str, *arguments: object) -> list[Any]:
         """See `Trainers`.
@@ -139,7 +135,10 @@ class RayTrainers:
             TrainerLostError: A rank's process died.
             PodLostError: Its pod is gone, too.
         """
-        return self._together([rank.call.remote(method, *arguments) for rank in self._actors])
+        answers = self._together([rank.call.remote(method, *arguments) for rank in self._actors])
+        if method == "step" and self._places.warm and not self._places.spares:
+            self._warm_up()  # not before the first step, which needs the cores
+        return answers
 
     def close(self) -> None:
         """End the ranks that live, and wait until they are gone.
