@@ -45,7 +45,8 @@ def warm_up(config: Config) -> None:
 
     device = prepare_device()
     model = build_model(config).to(device)
-    answer_logprobs(model, probe_tokens(config).to(device)).sum().backward()
+    loss = answer_logprobs(model, probe_tokens(config).to(device)).sum()
+    loss.backward()  # type: ignore[no-untyped-call]
     torch.optim.AdamW(model.parameters()).step()
 
 
