@@ -182,13 +182,7 @@ class RayTrainers:
         spare, warm = self._places.spares.pop(rank, (None, None))
         if spare is None:
             return None
-        try:
-            ray.get(warm, timeout=_WARM_TIMEOUT)
-        except (ray.exceptions.RayError, TimeoutError) as error:
-            logger.warning("the spare process of rank %d is not used: %s", rank, error)
-            ray.kill(spare)
-            return None
-        return spare
+        return spare if is_well(spare, warm, _WARM_TIMEOUT) else None
 
     def _warm_up(self) -> None:
         """Start a spare process beside each rank. Nothing waits for it, and one that fails is
@@ -211,6 +205,21 @@ class RayTrainers:
         except TrainerLostError:
             _check_pods(self._places.nodes)
             raise
+
+
+def is_well(spare: Any, warm: Any, timeout: float) -> bool:
+    """Whether a spare process has loaded all within ``timeout`` seconds; else it is ended.
+
+    Args:
+        warm: the reference of its answer.
+    """
+    try:
+        ray.get(warm, timeout=timeout)
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        logger.warning("a spare process is not used: %s", str(error).splitlines()[0])
+        ray.kill(spare)
+        return False
+    return True
 
 
 def together(references: Sequence[Any], timeout: float) -> list[Any]:
