@@ -23,7 +23,7 @@ class Spare:
         if goes == "fails":
             raise RuntimeError("the GPU is not there")
         if goes == "hangs":
-            time.sleep(600)
+            time.sleep(600)  # longer than a test: it is to be ended
 
 
 def started(goes: str) -> tuple[Any, Any]:

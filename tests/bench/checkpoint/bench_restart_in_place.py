@@ -92,10 +92,8 @@ def train(
         env.CHECKPOINT_MEMORY: BUDGET,
         env.CHECKPOINT_MEMORY_DIR: str(memory),
     }
-    (directory / "kills").mkdir()
     steps = WARM_STEPS if warm else STEPS
-    for number in range(1, ROUNDS + 1):
-        (directory / "kills" / f"step-{number * steps // (ROUNDS + 1)}.1").touch()
+    plan_kills(directory, steps)
     options: tuple[str, ...] = ("--max-restarts", str(ROUNDS))
     if warm:
         options += ("--warm-spares",)
@@ -109,6 +107,13 @@ def train(
             lost.append(max(trained - record.step, 0))
         trained = record.step
     return [seconds for _, seconds in pauses(run)], lost
+
+
+def plan_kills(directory: Path, steps: int) -> None:
+    """Have rank 1 killed amid a step, `ROUNDS` times in a run of so many steps."""
+    (directory / "kills").mkdir()
+    for number in range(1, ROUNDS + 1):
+        (directory / "kills" / f"step-{number * steps // (ROUNDS + 1)}.1").touch()
 
 
 def start() -> float:

@@ -120,6 +120,15 @@ def test_batches_of_two_questions_for_one_step_are_all_kept(keeping: Run) -> Non
     assert [batch.number for batch in keeping.scheduler.queue] == [2, 3]
 
 
+def test_batches_of_a_step_whose_end_was_told_with_the_next_question_are_not_kept(
+    keeping: Run,
+) -> None:
+    keeping.scheduler.note_trainer(keeping.plan, 2, 2)
+    keeping.scheduler.begin_step(3, [("a", 3)])
+    keeping.scheduler.rewind(1, 2)
+    assert [batch.number for batch in keeping.scheduler.queue] == [3]
+
+
 def test_an_explorer_that_joined_in_the_step_makes_its_share_when_that_of_another_is_lost() -> None:
     plan = TrainerPlan(SyncPolicy(SyncStyle.FIXED), keeps_batches=True)
     explorers = {"a": Explorer("p", 1e9, version=0)}

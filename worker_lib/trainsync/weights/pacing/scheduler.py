@@ -129,6 +129,8 @@ class PaceScheduler:
         Args:
             sent: the last version that it published; it may be on its way, to be committed.
         """
+        if step != self.step:
+            self._training_on = []
         self.plan, self.step, self.training, self.finishing = plan, step, False, finishing
         self.sent = sent
         self._sends_again &= sent is None
@@ -190,8 +192,6 @@ class PaceScheduler:
         """Training on the batches of these keys begins; a second call is no error."""
         taken = set(keys)
         # Kept until they are trained on: a trainer that dies before needs them again.
-        if step - 1 != self.step:
-            self._training_on = []
         self._training_on += [batch for batch in self.queue if batch.key in taken]
         self.queue = [batch for batch in self.queue if batch.key not in taken]
         self.step, self.training, self._waiting_since = step - 1, True, None
