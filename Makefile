@@ -42,8 +42,8 @@ UNIT_WORKERS := $(shell workers=$$((3 * $$(nproc) / 2)); echo $$((workers < 8 ? 
 
 ##@ Try it
 .PHONY: demo demo-local demo-vllm
-demo: setup ## A real TrainingRun on a real cluster, with a killed trainer (root; cold 20 min, warm 5)
-	$(BIN)/python -m demo
+demo: setup ## A real TrainingRun on a real cluster, with killed trainers (root; cold 20 min, warm 5); STORE=s3 without a volume
+	$(BIN)/python -m demo $(if $(STORE),--store $(STORE))
 
 demo-local: setup ## The same training and the same kill under torchrun: no root, no cluster (2 min)
 	$(BIN)/python -m tiny_grpo.demo_local

@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import yaml
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from trainsync.api import names
 
+from demo.bucket import serving
 from demo.errors import DemoError
 from demo.kubectl import Object
 from demo.platform import REPOSITORY, Images, Platform, own_cluster, prepare
@@ -36,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         platform = prepare(os.environ.get("KUBECONFIG"), _images(options), Progress())
         run = load_run(options.manifest)
-        promises = Play(platform, console, NAMESPACE, RELEASE).perform(run, options.timeout)
+        with serving() if options.store == "s3" else nullcontext() as bucket:
+            play = Play(platform, console, NAMESPACE, RELEASE, bucket)
+            promises = play.perform(run, options.timeout)
     except (DemoError, DevclusterError) as error:
         console.print(f"demo: {error}", style="bold red", markup=False)
         return 1
@@ -108,6 +112,13 @@ def _parser() -> argparse.ArgumentParser:
         epilog="With KUBECONFIG, your cluster (with KubeRay) and images that it can pull.",
     )
     parser.add_argument("--manifest", type=Path, default=MANIFEST, help="the TrainingRun")
+    parser.add_argument(
+        "--store",
+        choices=("volume", "s3"),
+        default="volume",
+        help="where checkpoints go: the manifest's volume (the default), or, with no volume at "
+        "all, a bucket of an S3 server that runs on this machine for the time of the demo",
+    )
     parser.add_argument("--timeout", type=float, default=600, help="seconds for the run (600)")
     _image_option(parser, "--operator-image", "OPERATOR_IMAGE")
     _image_option(parser, "--monitor-image", "MONITOR_IMAGE")

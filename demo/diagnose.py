@@ -11,7 +11,7 @@ _LINES = "25"
 
 
 def report(kubectl: Kubectl, run: str, namespace: str, release: str) -> str:
-    """Conditions, pods, last events, and the ends of the logs of operator, monitor, job and servers.
+    """Conditions, pods, last events, and the ends of logs: operator, monitor, job and servers.
 
     ``release`` is the name of the operator's Helm release and of its namespace.
     """

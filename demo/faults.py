@@ -13,6 +13,10 @@ from demo.kubectl import Kubectl, Object, wait_for
 # Process 1, `ray start --block`, ends when Ray's processes are gone.
 KILL_ALL = ("bash", "-c", "kill -9 -1")
 _DEAD_SECONDS = 30
+# Kills the rank's actor, by its title; the brackets keep the shell's own title out.
+KILL_RANK = (
+    "for p in /proc/[0-9]*; do grep -qs '[_]RankActor' $p/cmdline && kill -9 ${p#/proc/}; done"
+)
 
 
 def pods_of(kubectl: Kubectl, run: str, namespace: str, role: str) -> list[Object]:
@@ -40,6 +44,11 @@ def kill_pod_processes(kubectl: Kubectl, pod: str, namespace: str) -> None:
         return found is None or found["status"].get("phase") != "Running"
 
     wait_for(gone, what=f"pod {pod} to end after SIGKILL", seconds=_DEAD_SECONDS)
+
+
+def kill_rank(kubectl: Kubectl, pod: str, namespace: str) -> None:
+    """SIGKILL the processes of a trainer's rank; its pod goes on."""
+    kubectl.exec(pod, namespace, "bash", "-c", f"{KILL_RANK}; true", timeout=20)
 
 
 def trainer_to_kill(kubectl: Kubectl, run: str, namespace: str) -> str:

@@ -1,35 +1,41 @@
-"""One run of the example with a killed trainer: install, apply, watch, kill, resume, check."""
+"""One run of the example with killed trainers: install, apply, watch, kill, resume, check."""
 
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 
 from rich.console import Console
+from rich.table import Table
 from trainsync.api import names
+from trainsync.api.status import AccountStatus
+from trainsync.cli.run import account
 
 from demo import diagnose, faults
+from demo.bucket import Bucket
 from demo.errors import DemoError, KubectlError
-from demo.history import History
+from demo.history import Fault, History
 from demo.kubectl import Object
 from demo.platform import Platform
 from demo.promises import Promise, Verification, check
 from demo.snapshot import snapshot_of
 from demo.view import View
 
-COMMITS_BEFORE_KILL = 3
+COMMITS_BEFORE_KILL = 2
 _VERIFY_SECONDS = 120
 
 
 @dataclass(frozen=True)
 class Play:
     """One play on a cluster. ``release`` is the name of the operator's Helm release and
-    namespace."""
+    namespace; ``bucket`` takes the checkpoints in place of a volume."""
 
     platform: Platform
     console: Console
     namespace: str
     release: str
+    bucket: Bucket | None = None
 
     def perform(self, run: Object, seconds: float) -> list[Promise]:
         """From the chart to the checked promises; the run may take ``seconds``. Raises DemoError.
@@ -44,6 +50,7 @@ class Play:
             except DemoError:
                 self._report(name)
                 raise
+        self._show_times(name, history)
         promises = check(history, self._verify(name))
         if not all(promise.kept for promise in promises):
             self._report(name)
@@ -57,26 +64,60 @@ class Play:
             view.say(f"deleting the run {name} of an earlier time")
             kubectl.delete(names.PLURAL, name, self.namespace)
         view.say(f"kubectl -n {self.namespace} apply: TrainingRun {name}")
+        if self.bucket is not None:
+            view.say(f"its checkpoints go to {self.bucket.url(name)} at {self.bucket.endpoint}")
+            kubectl.apply(self.bucket.secret_object(), namespace=self.namespace)
+            run = self.bucket.fit(run)
         kubectl.apply(self.platform.fit(run), namespace=self.namespace)
 
     def _follow(self, name: str, view: View, seconds: float) -> History:
         history, kubectl = History(), self.platform.kubectl
         for run in kubectl.watch(names.PLURAL, name, self.namespace, seconds):
             snapshot = snapshot_of(run)
-            history.tell(snapshot)
+            history.tell(snapshot, time.monotonic())
             view.show(snapshot)
             if snapshot.finished:
                 return history
-            if history.ready_to_kill(COMMITS_BEFORE_KILL):
-                pod = faults.trainer_to_kill(kubectl, name, self.namespace)
-                command = "bash -c 'kill -9 -1'"
-                view.say(f"killing a trainer: kubectl -n {self.namespace} exec {pod} -- {command}")
-                history.kill()
-                faults.kill_pod_processes(kubectl, pod, self.namespace)
+            fault = history.next_fault(COMMITS_BEFORE_KILL)
+            if fault is not None:
+                self._kill(fault, name, view, history)
         raise DemoError(f"TrainingRun {self.namespace}/{name} was deleted before it finished")
 
+    def _kill(self, fault: Fault, name: str, view: View, history: History) -> None:
+        kubectl = self.platform.kubectl
+        pod = faults.trainer_to_kill(kubectl, name, self.namespace)
+        shell = f"kubectl -n {self.namespace} exec {pod} -- bash -c"
+        if fault is Fault.PROCESS:
+            view.say(f"killing {fault.value}: {shell} 'kill -9 …'")
+            history.kill(fault, time.monotonic())
+            faults.kill_rank(kubectl, pod, self.namespace)
+        else:
+            view.say(f"killing {fault.value}: {shell} 'kill -9 -1'")
+            history.kill(fault, time.monotonic())
+            faults.kill_pod_processes(kubectl, pod, self.namespace)
+
+    def _show_times(self, name: str, history: History) -> None:
+        """Print how long training stood still, and where the seconds of the run's pods went."""
+        place = "the volume" if self.bucket is None else "the bucket"
+        table = Table("killed", "until the next step", "how it went on", title="Pauses")
+        for kill in history.kills:
+            pause = "never" if kill.pause is None else f"{kill.pause:.1f} s"
+            how = "in its pod" if kill.fault is Fault.PROCESS else f"a new job loads from {place}"
+            table.add_row(kill.fault.value, pause, how)
+        self.console.print(table)
+        run = self.platform.kubectl.get(names.PLURAL, name, self.namespace) or {}
+        found = (run.get("status") or {}).get("account")
+        if found is not None:
+            self.console.print(f"trainsync run account {name}:", highlight=False)
+            account.show(AccountStatus.model_validate(found), self.console)
+
     def _verify(self, name: str) -> Verification:
-        """Verify the checkpoints on the volume, from the monitor's pod, which mounts the volume."""
+        """Verify the checkpoints: those on the volume from the monitor's pod, which mounts it."""
+        if self.bucket is not None:
+            try:
+                return _verified(self.bucket.verify(name))
+            except DemoError as error:
+                return Verification(problem=str(error))
         kubectl = self.platform.kubectl
         run = kubectl.get(names.PLURAL, name, self.namespace) or {}
         path = run.get("spec", {}).get("checkpoint", {}).get("path") or name
@@ -85,12 +126,15 @@ class Play:
         pod = f"deployment/{names.monitor_name(name)}"
         try:
             # The command fails if a checkpoint is damaged.
-            text = kubectl.exec(pod, self.namespace, *words, timeout=_VERIFY_SECONDS)
+            return _verified(kubectl.exec(pod, self.namespace, *words, timeout=_VERIFY_SECONDS))
         except KubectlError as error:
             return Verification(problem=str(error))
-        saves = json.loads(text)["saves"]
-        return Verification(tuple(save["step"] for save in saves if not save["problem"]))
 
     def _report(self, name: str) -> None:
         text = diagnose.report(self.platform.kubectl, name, self.namespace, self.release)
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _verified(text: str) -> Verification:
+    saves = json.loads(text)["saves"]
+    return Verification(tuple(save["step"] for save in saves if not save["problem"]))

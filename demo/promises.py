@@ -1,10 +1,10 @@
-"""Promises that a run with one killed trainer must keep: pure."""
+"""Promises that a run with killed trainers must keep: pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from demo.history import History
+from demo.history import Fault, History
 
 _REWARD_RISE = 0.2
 _WINDOW = 5
@@ -21,7 +21,7 @@ class Promise:
 
 @dataclass(frozen=True)
 class Verification:
-    """Result of `trainsync checkpoints verify` for the run's directory on the volume."""
+    """Result of `trainsync checkpoints verify` for the run's checkpoints."""
 
     whole: tuple[int, ...] = ()
     """Steps whose checkpoint matches its manifest."""
@@ -32,7 +32,7 @@ def check(history: History, verified: Verification) -> list[Promise]:
     """All promises of the demo."""
     return [
         _complete(history),
-        _one_restart(history),
+        _one_new_job(history),
         _nothing_lost(history),
         _reward_rose(history),
         _probe_equal(history),
@@ -48,24 +48,35 @@ def _complete(history: History) -> Promise:
     return Promise("the run is Complete at its last step", kept, seen)
 
 
-def _one_restart(history: History) -> Promise:
+def _one_new_job(history: History) -> Promise:
     last = history.last
-    kept = history.killed_at is not None and last.attempt == 1 and last.restarts == 1
-    seen = f"attempt {last.attempt}, {last.restarts} restarts"
-    return Promise("one killed trainer costs one restart", kept, seen)
+    text = "a killed process restarts in its pod, and a killed pod costs one new job"
+    after = {kill.fault: kill.after for kill in history.kills}
+    in_place = after.get(Fault.PROCESS)
+    kept = (
+        in_place is not None
+        and (in_place.attempt, in_place.restarts_in_place) == (0, 1)
+        and after.get(Fault.POD) is not None
+        and (last.attempt, last.restarts) == (1, 1)
+    )
+    count = 0 if in_place is None else in_place.restarts_in_place
+    seen = f"{count} restarts in place, then attempt {last.attempt}, {last.restarts} restarts"
+    return Promise(text, kept, seen)
 
 
 def _nothing_lost(history: History) -> Promise:
     text = "no step is lost past the last commit"
-    if history.killed_at is None or history.killed_at.committed is None:
-        return Promise(text, False, "no trainer was killed")
-    before, resumed = history.committed_before_resume, history.resumed_step
-    kept = resumed is not None and resumed == before and resumed >= history.killed_at.committed
-    seen = (
-        f"killed at step {history.killed_at.step} with {history.killed_at.committed} committed;"
-        f" {before} was committed before the restart, which resumed from {resumed}"
-    )
-    return Promise(text, kept, seen)
+    if len(history.kills) < len(Fault):
+        return Promise(text, False, f"{len(history.kills)} of {len(Fault)} kills were done")
+    kept, seen = True, []
+    for kill in history.kills:
+        resumed, committed = kill.resumed, kill.at.committed
+        kept &= None not in (resumed, committed) and resumed == kill.before
+        seen.append(
+            f"{kill.fault.value} killed at step {kill.at.step} with {committed} committed;"
+            f" {kill.before} was committed before trainers resumed from {resumed}"
+        )
+    return Promise(text, kept, ". ".join(seen))
 
 
 def _reward_rose(history: History) -> Promise:
@@ -102,7 +113,7 @@ def _explorers_up_to_date(history: History) -> Promise:
 
 
 def _all_verify(history: History, verified: Verification) -> Promise:
-    text = "every committed checkpoint on the volume verifies"
+    text = "every committed checkpoint verifies"
     if verified.problem:
         return Promise(text, False, verified.problem)
     steps = ", ".join(str(step) for step in verified.whole)

@@ -22,6 +22,7 @@ class Snapshot:
     explorers: int = 0
     message: str = ""
     infrastructure_restarts: int = 0
+    restarts_in_place: int = 0
 
     @property
     def finished(self) -> bool:
@@ -40,6 +41,7 @@ def snapshot_of(run: dict[str, Any]) -> Snapshot:
         attempt=status.get("attempt", 0),
         restarts=status.get("restarts", 0),
         infrastructure_restarts=status.get("infrastructureRestarts", 0),
+        restarts_in_place=(status.get("restartsInPlace") or {}).get("count", 0),
         step=progress.get("step"),
         total=progress.get("totalSteps"),
         metrics=dict(progress.get("metrics") or {}),

@@ -1,13 +1,15 @@
-"""A run whose checkpoints are in a bucket, with no volume at all: a trainer is killed, and the next
-attempt goes on from the bucket. Explorers get weights by the method `nccl` before and after."""
+"""A run whose checkpoints are in a bucket, with no volume at all: a trainer, the S3 server and the
+monitor are killed in turn. Explorers get weights by the method `nccl` before and after."""
 
 import json
 import os
+import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from trainsync.api.names import LABEL_ROLE, LABEL_RUN
+from trainsync.api.names import LABEL_COMPONENT, LABEL_ROLE, LABEL_RUN
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.objects import commits, inspecting
 from trainsync.storage.objects.bucket import Bucket
@@ -43,6 +45,13 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
+def again() -> Iterator[ExitStack]:
+    """Ends servers that the test starts."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
 def bucket(server: Server) -> Bucket:
     options = StoreOptions(
         endpoint=server.endpoint,
@@ -53,8 +62,8 @@ def bucket(server: Server) -> Bucket:
     return open_store(f"s3://{BUCKET}/{NAME}", options)
 
 
-def test_a_run_without_a_volume_goes_on_from_its_bucket_when_a_trainer_is_killed(
-    platform: Platform, server: Server, bucket: Bucket
+def test_a_run_without_a_volume_outlives_its_trainer_its_bucket_s_server_and_its_monitor(
+    platform: Platform, server: Server, bucket: Bucket, again: ExitStack
 ) -> None:
     kubectl, namespace = platform.kubectl, harness.NAMESPACE
     keys = {"AWS_ACCESS_KEY_ID": ACCESS, "AWS_SECRET_ACCESS_KEY": SECRET}
@@ -86,8 +95,20 @@ def test_a_run_without_a_volume_goes_on_from_its_bucket_when_a_trainer_is_killed
         victim = trainers[-1]["metadata"]["name"]
         words = ("delete", "pod", victim, "--grace-period=0", "--force", "--wait=false")
         kubectl.run("-n", namespace, *words)
+        resumed = run.wait(
+            lambda seen, _: seen.metrics.get("resumed_step", 0) >= INTERVAL,
+            "the next attempt goes on from the bucket",
+            240,
+        )
+        os.kill(server.pid, signal.SIGKILL)
+        run.wait(
+            lambda seen, _: (seen.step or 0) >= (resumed.step or 0) + 2, "training goes on", 60
+        )
+        again.enter_context(serving(server.program, server.root, server.host, server.port))
+        of_monitor = f"{selector},{LABEL_COMPONENT}=monitor"
+        kubectl.run("-n", namespace, *words[:2], "-l", of_monitor, *words[3:])
         end = run.wait_complete(300)
-        assert end.attempt == 1
+        assert (end.attempt, end.restarts) == (1, 1)
         assert end.metrics["resumed_step"] >= INTERVAL
         assert end.committed == STEPS
         example.check_explorers(run, end, "nccl", STEPS)

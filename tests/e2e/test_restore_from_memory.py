@@ -5,6 +5,7 @@ import pytest
 from trainsync.api.names import LABEL_ROLE, LABEL_RUN
 
 from demo.cli import MANIFEST, load_run
+from demo.faults import kill_rank
 from demo.kubectl import Object
 from demo.platform import Platform
 from tests.e2e import example, harness
@@ -14,8 +15,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 NAME, STEPS, INTERVAL = "from-memory", 32, 4
 SYNC = {"method": "memory", "style": "fully_async", "maxStaleness": 2, "delta": True}
 POLICY = {"maxRestarts": 1, "backoffSeconds": 0, "restartScope": "Job"}
-# The actor of a rank, by its title; the brackets keep the shell's own title out.
-KILL = "for p in /proc/[0-9]*; do grep -qs '[_]RankActor' $p/cmdline && kill -9 ${p#/proc/}; done"
 
 
 def test_ranks_that_start_again_in_place_and_in_a_new_job_load_all_shards_from_memory(
@@ -33,7 +32,7 @@ def test_ranks_that_start_again_in_place_and_in_a_new_job_load_all_shards_from_m
         run.wait(lambda seen, _: (seen.committed or 0) >= INTERVAL, "a step is committed", 180)
         pods = trainer_pods(platform)
         victim = sorted(pods)[-1]
-        kill_ranks(platform, victim)
+        kill_rank(platform.kubectl, victim, harness.NAMESPACE)
         later = run.wait(
             lambda seen, raw: restarts_in_place(raw) == 1 and (seen.committed or 0) >= 2 * INTERVAL,
             "it is restarted in place, and saves again",
@@ -42,7 +41,7 @@ def test_ranks_that_start_again_in_place_and_in_a_new_job_load_all_shards_from_m
         assert (later.attempt, later.restarts) == (0, 0)
         in_place = loaded_bytes(run, "memory")
         assert in_place > 100_000
-        kill_ranks(platform, victim)
+        kill_rank(platform.kubectl, victim, harness.NAMESPACE)
         end = run.wait_complete(240)
         assert (end.attempt, end.restarts) == (1, 1)
         assert trainer_pods(platform) == pods, "other pods: their memory was not that of the first"
@@ -53,10 +52,6 @@ def test_ranks_that_start_again_in_place_and_in_a_new_job_load_all_shards_from_m
         example.check_volume(run, STEPS)
     finally:
         run.delete()
-
-
-def kill_ranks(platform: Platform, pod: str) -> None:
-    platform.kubectl.exec(pod, harness.NAMESPACE, "bash", "-c", f"{KILL}; true")
 
 
 def restarts_in_place(raw: Object) -> int:

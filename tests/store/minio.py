@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from devcluster.object_store import REGION, wait_for_port
 from tests.ports import port_of, reserved_port
-from tests.store.server import ACCESS, REGION, SECRET, wait_for_port
+from tests.store.server import ACCESS, SECRET
 
 
 @contextmanager

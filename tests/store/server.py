@@ -1,13 +1,10 @@
-"""versitygw: a real server that speaks S3, on a directory of this machine."""
+"""A server that speaks S3 for tests: its keys, its users, and the requests that obstore lacks."""
 
 import hashlib
 import hmac
 import http.client
 import json
-import os
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,12 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from devcluster import object_store
+from devcluster.object_store import REGION as REGION  # tests take it from here
 from tests.ports import port_of, reserved_port
 
 ACCESS = "AKIATESTTESTTESTTEST"
 SECRET = "secret-that-no-message-may-show"
-REGION = "eu-central-1"
-_START_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -92,37 +89,7 @@ def serving(
         host: the address that it listens on; "": all of this machine.
         port: a free one without it.
     """
-    root.mkdir(parents=True, exist_ok=True)
-    users = root.with_name("users")
-    users.mkdir(exist_ok=True)
-    environment = {
-        "PATH": os.environ["PATH"],
-        "ROOT_ACCESS_KEY_ID": ACCESS,
-        "ROOT_SECRET_ACCESS_KEY": SECRET,
-    }
-    with reserved_port() as bound, (root.parent / "server.log").open("wb") as log:
+    with reserved_port() as bound:
         port = port_of(bound) if port is None else port
-        command = [program, "--quiet", "--port", f"{host}:{port}", "--region", REGION]
-        command += ["--iam-dir", str(users)]
-        process = subprocess.Popen(
-            [*command, "posix", str(root)], env=environment, stdout=log, stderr=log
-        )
-        try:
-            wait_for_port(process, port, host)
+        with object_store.serving(program, root, host, port, ACCESS, SECRET) as process:
             yield Server(program, process.pid, port, root, host)
-        finally:
-            process.kill()
-            process.wait()
-
-
-def wait_for_port(process: "subprocess.Popen[bytes]", port: int, host: str = "127.0.0.1") -> None:
-    """Wait until a server listens; fail if its process ends."""
-    end = time.monotonic() + _START_SECONDS
-    while True:
-        assert process.poll() is None, f"the server ended with {process.returncode}"
-        try:
-            with socket.create_connection((host, port), 1.0):
-                return
-        except OSError:
-            assert time.monotonic() < end, "the server does not listen"
-            time.sleep(0.05)

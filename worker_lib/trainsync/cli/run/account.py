@@ -1,5 +1,6 @@
 """``trainsync run account``."""
 
+from rich.console import Console
 from rich.table import Table
 
 from trainsync.api import words
@@ -36,20 +37,21 @@ def account(
     elif found is None:
         say(f"nothing of run {report.name} is accounted for yet: that begins with its first report")
     else:
-        _print(found)
+        show(found, stdout())
 
 
 async def _look(cluster: ClusterClient, name: str) -> RunReport:
     return reports.read(await cluster.run(name))
 
 
-def _print(found: AccountStatus) -> None:
+def show(found: AccountStatus, console: Console) -> None:
+    """Print an account: a sentence, and a table of classes and roles."""
     whose = "GPUs" if found.unit is AccountUnit.GPU else "pods"
     since = words.clock(found.since)
-    stdout().print(
+    console.print(
         f"goodput {found.goodput:.1%} of all seconds of {whose} since {since} UTC", highlight=False
     )
-    stdout().print(_table(found))
+    console.print(_table(found))
 
 
 def _table(found: AccountStatus) -> Table:
