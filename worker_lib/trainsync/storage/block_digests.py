@@ -37,18 +37,11 @@ class BlockDigests:
         """Whether they are those of a file of ``size`` bytes."""
         return len(self) == -(-size // self.bytes)
 
-    def differing(self, first: int, data: memoryview) -> int | None:
-        """The first block of ``data`` that is another than it must be; None: all are right.
-
-        Args:
-            first: the block that ``data`` begins with.
-        """
-        for number, start in enumerate(range(0, len(data), self.bytes), first):
-            hasher = digest.new_hasher()
-            hasher.update(data[start : start + self.bytes])
-            if hasher.hexdigest() != self.of(number):
-                return number
-        return None
+    def match(self, number: int, block: memoryview) -> bool:
+        """Whether ``block`` has the bytes of the block of that number."""
+        hasher = digest.new_hasher()
+        hasher.update(block)
+        return hasher.hexdigest() == self.of(number)
 
 
 class BlockHasher:

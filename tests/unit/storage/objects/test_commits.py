@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from obstore.store import MemoryStore
+from trainsync.storage import block_digests
 from trainsync.storage.block_digests import BlockDigests
+from trainsync.storage.copying.store import StoreDestination
 from trainsync.storage.errors import DamagedFileError, PromotionConflictError, StepGoneError
 from trainsync.storage.objects import commits, inspecting, keys, manifests, removal
 from trainsync.storage.objects.bucket import Bucket
@@ -186,3 +188,18 @@ def test_digests_of_blocks_are_in_the_manifest_and_no_part_of_the_save() -> None
     older["files"][0]["blocks"] = {"bytes": 16, "digests": "0" * 32}
     with pytest.raises(DamagedFileError, match=r"digests of other blocks than actor/rank_0\.pt"):
         manifests.decode(json.dumps(older).encode(), CHECKPOINT, 5)
+
+
+def test_a_copy_into_a_store_notes_the_digests_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_digests, "LEAST", 16)
+    bucket, data = memory(), bytes(range(40))
+    copied = manifest_of(5, data)
+    writing = StoreDestination(bucket).writing(copied)
+    writing.put(copied.files[0], iter([data[:7], memoryview(data)[7:]]))
+    writing.commit()
+    found = commits.read_manifest(bucket, CHECKPOINT, 5)
+    blocks = found.manifest.files[0].blocks
+    assert blocks is not None
+    assert blocks.fit(40)
+    assert all(blocks.match(n, memoryview(data)[16 * n : 16 * n + 16]) for n in range(3))
+    assert bucket.get(next(iter(found.keys.values()))).data == data

@@ -8,11 +8,12 @@ from trainsync.checkpoint.load.ranges import Part, Ranges
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_REGIONS: Final = 2  # an archive is read at its end, and from its begin on
+_REGIONS: Final = 3  # an archive is read at its end, at its begin, and then on from there
+_INDEX: Final = 8 << 10  # bytes at the end, with what says where the index is
 
 
 class RangedFile(io.RawIOBase):
-    """Two regions of the file that were read last are in memory, and no more.
+    """Three regions of the file that were read last are in memory, and no more.
 
     Args:
         ahead: bytes that are read at once where a read asks for fewer.
@@ -61,6 +62,8 @@ class RangedFile(io.RawIOBase):
 
     def _fill(self, view: memoryview) -> None:
         end = self._at + len(view)
+        if not self._regions:
+            self._hold((max(self._size - _INDEX, 0), self._size), (0, 1))
         for start, region in self._regions:
             if start <= self._at and end <= start + len(region):
                 view[:] = region[self._at - start : end - start]
@@ -68,10 +71,18 @@ class RangedFile(io.RawIOBase):
         if len(view) >= self._ahead:
             self._ranges.read([Part(self._path, self._at, view)])
             return
-        block = self._ranges.block(self._path)
-        start = self._at // block * block
-        region = memoryview(bytearray(min(max(start + self._ahead, end), self._size) - start))
-        self._regions = self._regions[1 - _REGIONS :]
-        self._ranges.read([Part(self._path, start, region)])
-        self._regions.append((start, region))
+        self._hold((self._at, end))
+        start, region = self._regions[-1]
         view[:] = region[self._at - start : end - start]
+
+    def _hold(self, *spans: tuple[int, int]) -> None:
+        """Have regions around these spans in memory, read at once."""
+        block = self._ranges.block(self._path)
+        regions = []
+        for begin, end in spans:
+            start = begin // block * block
+            stop = min(max(start + self._ahead, end), self._size)
+            regions.append((start, memoryview(bytearray(stop - start))))
+        self._regions = self._regions[len(spans) - _REGIONS :]
+        self._ranges.read(Part(self._path, start, region) for start, region in regions)
+        self._regions += regions

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
+import numpy as np
+
 from trainsync.checkpoint.load.stored import DifferentBytesError, StoredFiles
 from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingError
 from trainsync.storage.parallel import for_each
@@ -99,7 +101,12 @@ class Ranges:
         runs = [
             run for (path, _), pieces in windows.items() for run in _runs(pieces, self.block(path))
         ]
-        self._telling(lambda: for_each(runs, lambda run, _: self._read_run(run), AT_ONCE, "range"))
+        if len(runs) == 1:
+            self._telling(lambda: self._read_run(runs[0]))
+        else:
+            self._telling(
+                lambda: for_each(runs, lambda run, _: self._read_run(run), AT_ONCE, "range")
+            )
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -126,14 +133,15 @@ class Ranges:
         data = self._files.range(entry, start, end)
         with self._lock:
             self.fetched += len(data)
-        wrong = entry.blocks.differing(first, data)
-        if wrong is not None:
-            raise DifferentBytesError(
-                f"{self._files.name(entry)} has another digest than expected in block {wrong} of "
-                f"{block} bytes"
-            )
-        for piece in pieces:
-            piece.into[:] = data[piece.start - start : piece.end - start]
+        for number, at in enumerate(range(start, end, block), first):
+            bytes_ = data[at - start : at - start + block]
+            if not entry.blocks.match(number, bytes_):
+                raise DifferentBytesError(
+                    f"{self._files.name(entry)} has another digest than expected in block {number} "
+                    f"of {block} bytes"
+                )
+            for piece in pieces:  # while the core's cache has the block
+                _copy_overlap(Part(path, at, bytes_), piece)
 
     def _telling(self, call: Callable[[], T]) -> T:
         """``call``, whose damage the run's monitor is told of."""
@@ -141,6 +149,16 @@ class Ranges:
             return call()
         except (ObjectMissingError, ObjectChangedError, DifferentBytesError) as error:
             raise self._resume.damaged(str(error)) from error
+
+
+def _copy_overlap(block: Part, piece: Part) -> None:
+    """Fill of ``piece`` what ``block`` has of it; other threads run meanwhile."""
+    start, end = max(block.start, piece.start), min(block.end, piece.end)
+    if start < end:
+        np.copyto(
+            np.frombuffer(piece.into, np.uint8)[start - piece.start : end - piece.start],
+            np.frombuffer(block.into, np.uint8)[start - block.start : end - block.start],
+        )
 
 
 def _cut(part: Part, window: int) -> Iterator[Part]:

@@ -21,7 +21,7 @@ from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.load.stored import StoredFiles
 from trainsync.checkpoint.save.staging.pytree import map_tensors
 
-_AHEAD: Final = 64 << 20  # of a file that is read from its begin to its end
+_AHEAD: Final = 32 << 20  # of a file that is read from its begin to its end
 
 
 class StoredShards:

@@ -1,7 +1,7 @@
 """Where the shards of a component are opened, and how tensors get out of them."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -85,13 +85,18 @@ class MappedShards:
         return value
 
 
-def _copy(pairs: list[Pair]) -> None:
+def copy_memory(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Fill the first of each pair from the second, which is in memory."""
     plain = []
-    for _, target, source in pairs:
+    for target, source in pairs:
         if target.device.type == "cpu" and target.is_contiguous() and source.is_contiguous():
             plain.append(Copy(target.data_ptr(), source.data_ptr(), target.nbytes))
         else:
             target.copy_(source)
     copy_all(plain, _THREADS)
+
+
+def _copy(pairs: list[Pair]) -> None:
+    copy_memory([(target, source) for _, target, source in pairs])
     for _, _, source in pairs:
         forget_pages(source)

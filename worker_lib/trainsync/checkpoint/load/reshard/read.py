@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
-from trainsync.checkpoint.load.reshard.files import AT_ONCE, Pair, ShardFiles
+from trainsync.checkpoint.load.reshard.files import AT_ONCE, Pair, ShardFiles, copy_memory
 from trainsync.checkpoint.load.reshard.plan import (
     BoxCopy,
     Layout,
@@ -140,8 +140,8 @@ class ComponentRead:
         if self._brought is None:
             self._files.copy(self._pairs(targets))
         else:
-            for key, target in targets.items():
-                target.copy_(self._brought.pop(key))
+            copy_memory([(target, self._brought[key]) for key, target in targets.items()])
+            self._brought = None
         self._opened.clear()
 
     def real(self, value: Any) -> Any:
