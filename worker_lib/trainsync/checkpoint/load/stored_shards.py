@@ -8,7 +8,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, BinaryIO, Final, Self, cast
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -129,7 +129,7 @@ class StoredShards:
     def _read(self, path: str, ahead: int, map_location: str | torch.device) -> Any:
         file = RangedFile(self._ranges, path, ahead)
         try:
-            return read_archive(file, path, map_location=map_location)
+            return read_archive(cast(BinaryIO, file), path, map_location=map_location)
         except Exception:
             if file.error is not None:
                 raise file.error from None
@@ -170,7 +170,7 @@ def _offset(tensor: torch.Tensor) -> int | None:
 def _start(tensor: torch.Tensor) -> int:
     offset = _offset(tensor)
     assert offset is not None, "open has looked"
-    return offset + tensor.storage_offset() * tensor.element_size()
+    return offset + int(tensor.storage_offset()) * tensor.element_size()
 
 
 def _span(tensor: torch.Tensor) -> int:
@@ -184,4 +184,4 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
