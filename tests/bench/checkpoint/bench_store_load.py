@@ -33,6 +33,7 @@ ROUNDS: Final = 7
 LAYERS: Final = 40  # of 4 MiB, with moments 12 MiB
 STEP: Final = 1
 BUCKET: Final = "bench"
+PREFIX: Final = "runs/a"
 _BLOCK: Final = 1 << 20
 
 
@@ -48,11 +49,12 @@ def run() -> list[Figure]:
             "AWS_ACCESS_KEY_ID": ACCESS,
             "AWS_SECRET_ACCESS_KEY": SECRET,
         }
-        return [_measure(f"s3://{BUCKET}/runs/a")]
+        return [_measure(f"s3://{BUCKET}/{PREFIX}")]
 
 
 def _measure(url: str) -> Figure:
     import torch
+    from obstore.store import S3Store
     from trainsync import RunContext, load_sharded
     from trainsync.checkpoint.load.ranges import AT_ONCE
     from trainsync.storage.objects.of_run import open_run_store
@@ -71,8 +73,8 @@ def _measure(url: str) -> Figure:
         resume = context.resume_here()
         assert resume is not None
         assert resume.store is not None
-        bucket, keys = open_run_store(url), resume.store.keys
-        part = bucket.limits.part_bytes
+        store, keys = S3Store(BUCKET, prefix=PREFIX), resume.store.keys
+        part = open_run_store(url).limits.part_bytes
         ranges = [
             (keys[entry.path], entry.bytes, start, min(start + part, entry.bytes))
             for entry in resume.manifest.files
@@ -87,13 +89,13 @@ def _measure(url: str) -> Figure:
 
         def raw() -> None:
             with ThreadPoolExecutor(AT_ONCE) as pool:
-                for _ in pool.map(_get, repeat(bucket), ranges):
+                for _ in pool.map(_get, repeat(store), ranges):
                     pass
 
         def kept() -> None:
             memory = {key: np.empty(size, np.uint8) for key, size, _, _ in ranges}
             with ThreadPoolExecutor(AT_ONCE) as pool:
-                for _ in pool.map(_keep, repeat(bucket), repeat(memory), ranges):
+                for _ in pool.map(_keep, repeat(store), repeat(memory), ranges):
                     pass
 
         times: dict[str, list[float]] = {"ours": [], "raw": [], "kept": []}
@@ -118,13 +120,14 @@ def _measure(url: str) -> Figure:
     )
 
 
-def _get(bucket: Any, wanted: tuple[str, int, int, int]) -> None:
-    bucket.range(*wanted)
-
-
-def _keep(bucket: Any, memory: dict[str, Any], wanted: tuple[str, int, int, int]) -> None:
+def _get(store: Any, wanted: tuple[str, int, int, int]) -> Any:
     key, _, start, end = wanted
-    data = np.frombuffer(bucket.range(*wanted), np.uint8)
+    return store.get_range(key, start=start, end=end)
+
+
+def _keep(store: Any, memory: dict[str, Any], wanted: tuple[str, int, int, int]) -> None:
+    key, _, start, end = wanted
+    data = np.frombuffer(_get(store, wanted), np.uint8)
     target = memory[key][start:end]
     for at in range(0, end - start, _BLOCK):
         block = data[at : at + _BLOCK]

@@ -184,10 +184,20 @@ def test_a_tensor_that_was_not_read_cannot_be_used(
         torch.zeros(5000).copy_(state["w"])
 
 
+def test_a_file_whose_index_says_too_much_is_refused(
+    put: Callable[..., tuple[InStore, Component]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, component = put("model", {0: {"w": torch.ones(5000)}}, 1)
+    load = ModelLoad(reading(there, component, 0, 1), Model({"w": torch.zeros(5000)}), 0)
+    monkeypatch.setattr(stored_shards, "_offset", lambda tensor: 10_000)
+    with pytest.raises(CorruptCheckpointError, match=r"rank_0\.pt has tensors beyond its end"):
+        load.read()
+
+
 def test_a_torch_that_does_not_tell_offsets_reads_whole_files(
     put: Callable[..., tuple[InStore, Component]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_shards, "_torch_tells_offsets", lambda: False)
+    monkeypatch.setattr(stored_shards, "_offset", lambda tensor: None)
     shape = (64, 256)
     full = arange(shape, torch.float32)
     states = {rank: {"w": tensor} for rank, tensor in sharded(full, fsdp(shape, 2)).items()}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
+from trainsync.checkpoint.errors import CorruptCheckpointError
 from trainsync.checkpoint.load.stored import DifferentBytesError, StoredFiles
 from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingError
 from trainsync.storage.parallel import for_each
@@ -90,6 +91,8 @@ class Ranges:
         """Fill each part."""
         windows: dict[tuple[str, int], list[Part]] = defaultdict(list)
         for part in parts:
+            if part.end > self.size(part.path):
+                raise CorruptCheckpointError(f"{part.path} has tensors beyond its end")
             if self._entry(part.path).blocks is None:
                 self.fetch_whole([part.path])
                 part.into[:] = memoryview(self._whole[part.path])[part.start : part.end]
@@ -134,14 +137,14 @@ class Ranges:
         with self._lock:
             self.fetched += len(data)
         for number, at in enumerate(range(start, end, block), first):
-            bytes_ = data[at - start : at - start + block]
-            if not entry.blocks.match(number, bytes_):
+            came = data[at - start : at - start + block]
+            if not entry.blocks.match(number, came):
                 raise DifferentBytesError(
                     f"{self._files.name(entry)} has another digest than expected in block {number} "
                     f"of {block} bytes"
                 )
             for piece in pieces:  # while the core's cache has the block
-                _copy_overlap(Part(path, at, bytes_), piece)
+                _copy_overlap(Part(path, at, came), piece)
 
     def _telling(self, call: Callable[[], T]) -> T:
         """``call``, whose damage the run's monitor is told of."""

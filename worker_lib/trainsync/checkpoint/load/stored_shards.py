@@ -4,9 +4,7 @@ No file of this machine is made. What is wanted goes into its target, beside whi
 ranges are in memory at most.
 """
 
-import io
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Self, cast
 
@@ -68,9 +66,9 @@ class StoredShards:
             CorruptCheckpointError: the file is gone, differs, or cannot be understood.
             StoreError: the store cannot be read.
         """
-        if not _torch_tells_offsets():
-            return self.load(path)
         state = self._read(path, self._ranges.block(path), "meta")
+        if any(_offset(local_of(tensor)) is None for tensor in _tensors(state)):
+            return self.load(path)  # an older torch, or its format without an index
         # The ranks of a mesh are a tensor of the file, too.
         meshes = {id(t._spec.mesh): t._spec.mesh for t in _tensors(state) if isinstance(t, DTensor)}
         ranks = self.real(path, [mesh._rank_map for mesh in meshes.values()])
@@ -141,15 +139,6 @@ class StoredShards:
             target.copy_(span.view(source.dtype).as_strided(source.shape, source.stride(), 0))
 
 
-@lru_cache(1)
-def _torch_tells_offsets() -> bool:
-    """Whether this torch says where in a file the tensors lie that it does not read."""
-    file = io.BytesIO()
-    torch.save(torch.empty(1), file)
-    file.seek(0)
-    return _offset(torch.load(file, map_location="meta", weights_only=True)) is not None
-
-
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
@@ -169,7 +158,7 @@ def _offset(tensor: torch.Tensor) -> int | None:
 
 def _start(tensor: torch.Tensor) -> int:
     offset = _offset(tensor)
-    assert offset is not None, "open has looked"
+    assert offset is not None, "open has looked, and found one of each tensor"
     return offset + int(tensor.storage_offset()) * tensor.element_size()
 
 
