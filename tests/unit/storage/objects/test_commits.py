@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 from obstore.store import MemoryStore
+from trainsync.storage import block_digests
+from trainsync.storage.block_digests import BlockDigests
+from trainsync.storage.copying.store import StoreDestination
 from trainsync.storage.errors import DamagedFileError, PromotionConflictError, StepGoneError
 from trainsync.storage.objects import commits, inspecting, keys, manifests, removal
 from trainsync.storage.objects.bucket import Bucket
@@ -167,3 +170,36 @@ def test_only_old_objects_without_a_manifest_are_orphans(monkeypatch: pytest.Mon
     bucket.create("objects/global_step_10/0-aaaaaaaa-w9/a", b"left")
     bucket.create(keys.manifest(CHECKPOINT, 99), b"{")
     assert removal.orphans(bucket) == [], "it may be the damaged manifest's"
+
+
+def test_digests_of_blocks_are_in_the_manifest_and_no_part_of_the_save() -> None:
+    plain = manifest_of(5, b"data" * 5)
+    blocks = BlockDigests(16, "0" * 64)
+    with_blocks = replace(plain, files=(replace(plain.files[0], blocks=blocks),))
+    key = {"actor/rank_0.pt": "objects/global_step_5/0-aaaaaaaa-w1/actor/rank_0.pt"}
+    data = manifests.encode(with_blocks, key)
+    found = manifests.decode(data, CHECKPOINT, 5).manifest
+    assert found.files[0].blocks == blocks
+    assert found == plain, "the same save, copied to where there are none"
+    older = json.loads(data)
+    del older["files"][0]["blocks"]
+    read = manifests.decode(json.dumps(older).encode(), CHECKPOINT, 5).manifest
+    assert read.files[0].blocks is None
+    older["files"][0]["blocks"] = {"bytes": 16, "digests": "0" * 32}
+    with pytest.raises(DamagedFileError, match=r"digests of other blocks than actor/rank_0\.pt"):
+        manifests.decode(json.dumps(older).encode(), CHECKPOINT, 5)
+
+
+def test_a_copy_into_a_store_notes_the_digests_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_digests, "LEAST", 16)
+    bucket, data = memory(), bytes(range(40))
+    copied = manifest_of(5, data)
+    writing = StoreDestination(bucket).writing(copied)
+    writing.put(copied.files[0], iter([data[:7], memoryview(data)[7:]]))
+    writing.commit()
+    found = commits.read_manifest(bucket, CHECKPOINT, 5)
+    blocks = found.manifest.files[0].blocks
+    assert blocks is not None
+    assert blocks.fit(40)
+    assert all(blocks.match(n, memoryview(data)[16 * n : 16 * n + 16]) for n in range(3))
+    assert bucket.get(next(iter(found.keys.values()))).data == data

@@ -211,22 +211,7 @@ class Bucket:
         """
 
         def fetch(start: int, end: int) -> bytes:
-            def read() -> bytes:
-                try:
-                    found = self._transfers.get(key, options={"range": (start, end)})
-                except Exception as error:
-                    if "range" in str(error).lower():  # it is shorter than that
-                        self._check_size(key, size, self._size_of(key))
-                    raise
-                self._check_size(key, size, found.meta["size"])
-                data = bytes(found.bytes())
-                if len(data) != end - start:
-                    raise StoreUnavailableError(
-                        f"{self.name}: of {key} came {len(data)} bytes, asked for {end - start}"
-                    )
-                return data
-
-            return self._again(read, f"reading {key}")
+            return bytes(self.range(key, size, start, end))
 
         if size == 0:
             there = self._size_of(key)
@@ -235,6 +220,31 @@ class Bucket:
             self._check_size(key, 0, there)
             return iter(())
         return transfer.in_order(size, self.limits.part_bytes, self.limits.parts, fetch)
+
+    def range(self, key: str, size: int, start: int, end: int) -> memoryview:
+        """The bytes of an object of ``size`` bytes from ``start`` on, before ``end``, at once.
+
+        Raises:
+            ObjectMissingError: there is none.
+            ObjectChangedError: it has not ``size`` bytes.
+        """
+
+        def read() -> memoryview:
+            try:
+                found = self._transfers.get(key, options={"range": (start, end)})
+            except Exception as error:
+                if "range" in str(error).lower():  # it is shorter than that
+                    self._check_size(key, size, self._size_of(key))
+                raise
+            self._check_size(key, size, found.meta["size"])
+            data = memoryview(found.bytes())
+            if len(data) != end - start:
+                raise StoreUnavailableError(
+                    f"{self.name}: of {key} came {len(data)} bytes, asked for {end - start}"
+                )
+            return data
+
+        return self._again(read, f"reading {key}")
 
     def folders(self, folder: str) -> list[str]:
         """Keys of the folders right in ``folder``, without a slash at the end."""

@@ -28,6 +28,7 @@ from trainsync.checkpoint.save.files.stream import buffered
 from trainsync.checkpoint.save.files.writer import without_crc
 from trainsync.failpoints import failpoint
 from trainsync.storage import digest
+from trainsync.storage.block_digests import BlockDigests, BlockHasher
 from trainsync.storage.layout import check_not_reserved
 from trainsync.storage.objects import keys
 from trainsync.storage.objects.bucket import Bucket
@@ -52,11 +53,16 @@ _TRIES: Final = 3
 
 
 class _DigestingUpload(io.RawIOBase):
-    """Hands what is written to ``upload``; counts and digests it."""
+    """Hands what is written to ``upload``; counts and digests it.
 
-    def __init__(self, upload: Upload) -> None:
+    Args:
+        size: about how many bytes it will be.
+    """
+
+    def __init__(self, upload: Upload, size: int) -> None:
         self._upload = upload
         self._hasher = digest.new_hasher()
+        self._blocks = BlockHasher(size)
         self.size = 0
         self.error: Exception | None = None
         """The error of a write; torch hides it behind an error of its own."""
@@ -72,6 +78,7 @@ class _DigestingUpload(io.RawIOBase):
                     raise SaveAbandonedError("the process exited before the part was written")
                 block = view[start : start + _BLOCK]
                 self._hasher.update(block)
+                self._blocks.update(block)
                 self._upload.write(block)
                 self.size += len(block)
         except Exception as error:
@@ -81,6 +88,9 @@ class _DigestingUpload(io.RawIOBase):
 
     def digest(self) -> str:
         return digest.format_digest(self._hasher)
+
+    def blocks(self) -> BlockDigests | None:
+        return self._blocks.finish()
 
 
 class StorePart:
@@ -185,7 +195,7 @@ class StorePart:
         folder = names.folder(self._step, *self._owner, self._writer)
         key = keys.shard(folder, self._number, path)
         upload = Upload(self._bucket, key, size)
-        file = _DigestingUpload(upload)
+        file = _DigestingUpload(upload, size)
         try:
             try:
                 with buffered(file) as gathering:
@@ -200,7 +210,7 @@ class StorePart:
             raise
         self._number += 1
         failpoint("live.shard")
-        return FileEntry(path, file.size, file.digest())
+        return FileEntry(path, file.size, file.digest(), file.blocks())
 
 
 def _put(data: bytes, file: BinaryIO) -> None:
