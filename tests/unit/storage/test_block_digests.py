@@ -52,3 +52,15 @@ def test_a_block_that_differs_does_not_match(at: int) -> None:
 def test_digests_of_another_number_of_blocks_do_not_fit() -> None:
     blocks = BlockDigests(16, "0" * 64)
     assert [size for size in range(60) if blocks.fit(size)] == list(range(17, 33))
+
+
+def test_a_save_has_no_blocks_noted_where_they_would_be_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(block_digests, "LEAST", 8)
+    monkeypatch.setattr(block_digests, "_MOST", 4)
+    monkeypatch.setattr(block_digests, "_LARGEST", 16)
+    for size, noted in ((64, True), (65, False)):
+        hasher = BlockHasher(size)
+        hasher.update(memoryview(bytes(40)))
+        assert (hasher.finish() is not None) is noted

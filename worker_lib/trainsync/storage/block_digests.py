@@ -8,10 +8,9 @@ from pydantic import Field
 
 from trainsync.storage import digest
 
-LEAST: Final = (
-    1 << 20
-)  # bytes of a block: what a reader of one tensor reads too much, at most twice
-_MOST: Final = 4096  # blocks of a file: a manifest holds 32 characters of each
+LEAST: Final = 1 << 20  # bytes of a block
+_LARGEST: Final = 64 << 20  # bytes of a block; larger ones are not noted
+_MOST: Final = 16384  # full blocks of a save; with each file's last one at most twice as many
 _DIGITS: Final = 32
 
 
@@ -48,7 +47,8 @@ class BlockHasher:
     """Takes a file's bytes in order, and the digest of each block.
 
     Args:
-        size: of the file, about: by it the size of its blocks is chosen.
+        size: of all files of the save together, about: by it the size of the blocks is chosen, so
+            that the manifest, which holds 32 characters of each block, stays small.
     """
 
     def __init__(self, size: int) -> None:
@@ -74,10 +74,16 @@ class BlockHasher:
             yield block
 
     def finish(self) -> BlockDigests | None:
-        """The blocks' digests; None of a file of one block, whose own digest says as much."""
+        """The blocks' digests.
+
+        None of a file of one block, whose own digest says as much, and where the save is so large
+        that its blocks would be larger than 64 MiB: then the file is read whole.
+        """
         if self._held:
             self._end_block()
-        return BlockDigests(self._block, "".join(self._done)) if len(self._done) > 1 else None
+        if len(self._done) < 2 or self._block > _LARGEST:
+            return None
+        return BlockDigests(self._block, "".join(self._done))
 
     def _cut(self, data: memoryview) -> Iterator[memoryview]:
         while data:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,15 @@ from obstore.store import MemoryStore
 from trainsync.storage import block_digests
 from trainsync.storage.block_digests import BlockDigests
 from trainsync.storage.copying.store import StoreDestination
+from trainsync.storage.copying.volume import VolumeDestination
 from trainsync.storage.errors import DamagedFileError, PromotionConflictError, StepGoneError
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.objects import bucket as bucket_module
 from trainsync.storage.objects import commits, inspecting, keys, manifests, removal
 from trainsync.storage.objects.bucket import Bucket
-from trainsync.storage.objects.errors import UnconditionalStoreError
+from trainsync.storage.objects.errors import StoreRefusedError, UnconditionalStoreError
 from trainsync.storage.objects.probe import require_conditional_puts
+from trainsync.storage.saves.manifest import read_manifest
 
 from tests.unit.storage.objects.memory import CHECKPOINT, STATE_DICT, manifest_of, memory, save
 
@@ -203,3 +208,27 @@ def test_a_copy_into_a_store_notes_the_digests_of_blocks(monkeypatch: pytest.Mon
     assert blocks.fit(40)
     assert all(blocks.match(n, memoryview(data)[16 * n : 16 * n + 16]) for n in range(3))
     assert bucket.get(next(iter(found.keys.values()))).data == data
+
+
+def test_a_record_that_get_would_refuse_is_not_put(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_module, "_LARGEST_RECORD", 4)
+    bucket = memory()
+    bucket.create("record", b"1234")
+    with pytest.raises(StoreRefusedError, match=r"would have 5 bytes, at most 4 are read"):
+        bucket.replace("record", b"12345", bucket.get("record"))
+    assert bucket.get("record").data == b"1234"
+    with pytest.raises(StoreRefusedError, match=r"would have 5 bytes, at most 4 are read"):
+        bucket.create("other", b"12345")
+    assert bucket.find("other") is None
+
+
+def test_a_copy_into_a_volume_notes_no_blocks(tmp_path: Path) -> None:
+    data = bytes(range(40))
+    copied = manifest_of(5, data)
+    blocks = BlockDigests(16, "0" * 96)
+    copied = replace(copied, files=(replace(copied.files[0], blocks=blocks),))
+    run = RunDirectory(tmp_path)
+    writing = VolumeDestination(run).writing(copied)
+    writing.put(copied.files[0], iter([data]))
+    writing.commit()
+    assert read_manifest(run, CHECKPOINT, 5).manifest.files[0].blocks is None

@@ -112,6 +112,7 @@ class _StoreWriting:
             entry.path: keys.shard(self._folder, number, entry.path)
             for number, entry in enumerate(manifest.files)
         }
+        self._bytes = sum(entry.bytes for entry in manifest.files)
         self._blocks: dict[str, BlockDigests | None] = {}
         self._began = time.clock_gettime(_CLOCK)
 
@@ -120,7 +121,7 @@ class _StoreWriting:
         return False
 
     def put(self, entry: FileEntry, blocks: Iterator[Block]) -> None:
-        hasher = BlockHasher(entry.bytes)
+        hasher = BlockHasher(self._bytes)
         self._bucket.upload(self._keys[entry.path], hasher.through(blocks), entry.bytes)
         self._blocks[entry.path] = hasher.finish()
         failpoint("store.object")

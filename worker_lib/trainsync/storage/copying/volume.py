@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -175,7 +176,9 @@ class _VolumeWriting:
         promote.promote(run, self._save, step, manifest.files, lambda: failpoint("copy.promoting"))
         failpoint("copy.promoted")
         run.set_aside(manifest.kind, step).unlink(missing_ok=True)
-        written = manifests.write_manifest(run, manifest)
+        # Blocks are for readers of a store; a manifest of a volume never has them.
+        files = tuple(replace(entry, blocks=None) for entry in manifest.files)
+        written = manifests.write_manifest(run, replace(manifest, files=files))
         failpoint("copy.manifest")
         _point(run, manifest.kind, step)
         failpoint("copy.pointer")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 _LOG = logging.getLogger(__name__)
-_LARGEST_RECORD: Final = 256 << 20  # a manifest of a million files; more is not ours
+_LARGEST_RECORD: Final = 256 << 20
 _DELETED_AT_ONCE: Final = 500
 _NO_UPLOAD: Final = "NoSuchUpload"
 _NOT_OF_THE_STORE: Final = (NotImplementedError, TypeError, AttributeError)
@@ -124,6 +124,7 @@ class Bucket:
         """Put an object that must not be there; one with the very same bytes is fine.
 
         Raises:
+            StoreRefusedError: `get` would refuse it for its size; nothing was put.
             ObjectExistsError: there is another one.
         """
 
@@ -136,6 +137,7 @@ class Bucket:
                 raise ObjectExistsError(f"{self.name}: {key} is there already, with other bytes")
             return there is not None
 
+        self._refuse_unreadable(key, data)
         self._conditional(put, settled, f"putting {key}")
 
     def replace(self, key: str, data: bytes, old: Blob) -> None:
@@ -143,6 +145,7 @@ class Bucket:
 
         Raises:
             ObjectChangedError: another one is there by now, or none.
+            StoreRefusedError: `get` would refuse it for its size; nothing was put.
         """
 
         def put() -> None:
@@ -161,7 +164,15 @@ class Bucket:
                 raise ObjectChangedError(f"{self.name}: another writer has replaced {key}")
             return False
 
+        self._refuse_unreadable(key, data)
         self._conditional(put, settled, f"putting {key}")
+
+    def _refuse_unreadable(self, key: str, data: bytes) -> None:
+        if len(data) > _LARGEST_RECORD:
+            raise StoreRefusedError(
+                f"{self.name}: {key} would have {len(data)} bytes, at most {_LARGEST_RECORD} are "
+                "read; nothing was put"
+            )
 
     def upload(
         self, key: str, blocks: Iterator[bytes | memoryview], size: int, *, estimated: bool = False

@@ -62,7 +62,8 @@ class _DigestingUpload(io.RawIOBase):
     def __init__(self, upload: Upload, size: int) -> None:
         self._upload = upload
         self._hasher = digest.new_hasher()
-        self._blocks = BlockHasher(size)
+        # The part does not know the save's size: each file has at most 4096 full blocks.
+        self._blocks = BlockHasher(4 * size)
         self.size = 0
         self.error: Exception | None = None
         """The error of a write; torch hides it behind an error of its own."""
