@@ -1,5 +1,6 @@
 """Trainer ranks as Ray actors; in a TrainingRun each has its own pod."""
 
+import logging
 import socket
 import time
 from collections.abc import Collection, Sequence
@@ -18,14 +19,16 @@ from trainsync.api.names import RAY_RESOURCE_TRAINER
 from tiny_grpo.config import Config
 from tiny_grpo.device import prepare_device
 from tiny_grpo.placement import actor_options
-from tiny_grpo.policy.model import build_model
-from tiny_grpo.trainer import TrainerRank
+from tiny_grpo.trainer import TrainerRank, warm_up
 from tiny_grpo.trainers import CALL_TIMEOUT, COLLECTIVE_TIMEOUT
+
+logger = logging.getLogger(__name__)
 
 # A new pod loads torch from its volume before its first answer.
 _START_TIMEOUT = 600.0
 # When a rank fails, for another one to be found dead, whose death may be the cause.
 _CAUSE_SECONDS: Final = 2.0
+_WARM_TIMEOUT: Final = 30.0  # for a spare that is needed before it is warm
 _END_SECONDS: Final = 30.0  # for killed ranks to be gone
 # For a pod's Ray to accept a connection. Ray itself takes half a minute to call a node dead.
 _CONNECT_SECONDS: Final = 2.0
@@ -39,8 +42,8 @@ class RankPlaces:
     """Keep a process for each rank in its pod, which has loaded all that the rank loads."""
     nodes: list[str] = field(default_factory=list)
     """The Ray nodes of all ranks, by rank; empty before the first start."""
-    spares: dict[int, Any] = field(default_factory=dict)
-    """The actors that wait to be a rank, by rank."""
+    spares: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    """The actors that wait to be a rank, and their answers that they are warm, by rank."""
 
 
 class TrainerLostError(Exception):
@@ -67,8 +70,7 @@ class _RankActor:
 
     def warm(self, config: Config) -> None:
         """Load what a rank needs, before this process is one."""
-        prepare_device()
-        build_model(config)
+        warm_up(config)
 
     def listen(self) -> tuple[str, int]:
         """Open the group's store on this node, on a free port; rank 0 only."""
@@ -129,8 +131,6 @@ class RayTrainers:
         except BaseException:
             self.close()
             raise
-        if places.warm:
-            self._warm_up()
 
     def call(self, method: str, *arguments: object) -> list[Any]:
         """See `Trainers`.
@@ -139,7 +139,10 @@ class RayTrainers:
             TrainerLostError: A rank's process died.
             PodLostError: Its pod is gone, too.
         """
-        return self._together([rank.call.remote(method, *arguments) for rank in self._actors])
+        answers = self._together([rank.call.remote(method, *arguments) for rank in self._actors])
+        if method == "step" and self._places.warm and not self._places.spares:
+            self._warm_up()  # not before the first step, which needs the cores
+        return answers
 
     def close(self) -> None:
         """End the ranks that live, and wait until they are gone.
@@ -175,22 +178,19 @@ class RayTrainers:
         return actor.remote(rank, self._config.trainers)
 
     def _taken(self, rank: int) -> Any | None:
-        """The spare process of the rank, if it lives."""
-        if (spare := self._places.spares.pop(rank, None)) is None:
+        """The spare process of the rank, if it is well and has loaded all soon."""
+        spare, warm = self._places.spares.pop(rank, (None, None))
+        if spare is None:
             return None
-        try:
-            ray.get(spare.node.remote(), timeout=_START_TIMEOUT)
-        except (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError):
-            return None
-        return spare
+        return spare if is_well(spare, warm, _WARM_TIMEOUT) else None
 
     def _warm_up(self) -> None:
-        """Start a spare process beside each rank. Nothing waits for it: one that fails is dead when
-        it is needed, and another takes its place then."""
+        """Start a spare process beside each rank. Nothing waits for it, and one that fails is
+        replaced by a new one when it is needed."""
         for rank in range(self._config.trainers):
             # The pod's one unit of the trainers' resource is the rank's.
-            spare = self._places.spares[rank] = self._made(rank, resources={})
-            spare.warm.remote(self._config)
+            spare = self._made(rank, resources={})
+            self._places.spares[rank] = spare, spare.warm.remote(self._config)
 
     def _placed(self) -> list[str]:
         """The nodes of the ranks, once their processes have started."""
@@ -205,6 +205,21 @@ class RayTrainers:
         except TrainerLostError:
             _check_pods(self._places.nodes)
             raise
+
+
+def is_well(spare: Any, warm: Any, timeout: float) -> bool:
+    """Whether a spare process has loaded all within ``timeout`` seconds; else it is ended.
+
+    Args:
+        warm: the reference of its answer.
+    """
+    try:
+        ray.get(warm, timeout=timeout)
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        logger.warning("a spare process is not used: %s", str(error).splitlines()[0])
+        ray.kill(spare)
+        return False
+    return True
 
 
 def together(references: Sequence[Any], timeout: float) -> list[Any]:

@@ -41,6 +41,11 @@ def main() -> None:
     with RunContext.from_env(arguments.directory) as ctx:
         ctx.resume()  # what it verifies takes time; the Synchronizer and the trainers ask again
         ray.init()
+        if arguments.warm_spares and ctx.is_local and ray.cluster_resources().get("GPU", 0) > 1:  # type: ignore[no-untyped-call]
+            parser.error(
+                "--warm-spares on one machine with several GPUs: Ray would put two ranks on one "
+                "GPU; expected one GPU in each pod, or none"
+            )
         ctx.synchronizer()
         explorers = ExplorerGroup(ctx, config)
         history, probes = History(arguments.history), Probes()

@@ -39,6 +39,17 @@ class Position:
     pid: int
 
 
+def warm_up(config: Config) -> None:
+    """Load what a rank loads, and take a step with a model that is thrown away."""
+    from trainsync import CheckpointCoordinator  # noqa: F401 - loaded by a rank's first save
+
+    device = prepare_device()
+    model = build_model(config).to(device)
+    loss = answer_logprobs(model, probe_tokens(config).to(device)).sum()
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.optim.AdamW(model.parameters()).step()
+
+
 class TrainerRank:
     """One rank of the FSDP2 group; the driver calls every method on all ranks at once.
 

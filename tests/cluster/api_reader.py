@@ -60,14 +60,17 @@ class ApiReader:
         assert status in (200, 404), f"GET {kind} {name}: {status} {found}"
         return found if status == 200 else None
 
-    def list(self, kind: str, namespace: str, selector: str) -> list[Object]:
-        """All objects of a kind that a label selector takes."""
+    def list(self, kinds: str, namespace: str, selector: str) -> list[Object]:
+        """All objects of a kind, or of several between commas, that a label selector takes."""
         query = urlencode({"labelSelector": selector})
-        status, found = self._read(f"{self._kind(kind).path(namespace)}?{query}")
-        assert status == 200, f"GET {kind}: {status} {found}"
-        # The API server leaves these out of items.
-        named = {"apiVersion": found["apiVersion"], "kind": found["kind"].removesuffix("List")}
-        return [named | item for item in found["items"]]
+        objects: list[Object] = []
+        for kind in kinds.split(","):
+            status, found = self._read(f"{self._kind(kind).path(namespace)}?{query}")
+            assert status == 200, f"GET {kind}: {status} {found}"
+            # The API server leaves these out of items.
+            named = {"apiVersion": found["apiVersion"], "kind": found["kind"].removesuffix("List")}
+            objects += [named | item for item in found["items"]]
+        return objects
 
     def _kind(self, name: str) -> Kind:
         if name not in self._kinds:

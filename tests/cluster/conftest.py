@@ -107,7 +107,7 @@ def wait_until(what: str, check: Callable[[], Any], seconds: float = 60.0) -> An
         else:
             if last:
                 return last
-        time.sleep(0.2)
+        time.sleep(0.2)  # between two looks, each of which costs the API server a request
     raise AssertionError(f"not within {seconds:.0f} s: {what}; last: {last}")
 
 

@@ -24,6 +24,7 @@ from tests.bench.harness import Figure, spread
 RANKS: Final = 2
 ROUNDS: Final = 3
 STEPS: Final = 24
+WARM_STEPS: Final = 120  # a spare takes ten seconds to be one, beside training on two cores
 BUDGET: Final = "256Mi"
 
 
@@ -91,13 +92,12 @@ def train(
         env.CHECKPOINT_MEMORY: BUDGET,
         env.CHECKPOINT_MEMORY_DIR: str(memory),
     }
-    (directory / "kills").mkdir()
-    for number in range(1, ROUNDS + 1):
-        (directory / "kills" / f"step-{number * STEPS // (ROUNDS + 1)}.1").touch()
+    steps = WARM_STEPS if warm else STEPS
+    plan_kills(directory, steps)
     options: tuple[str, ...] = ("--max-restarts", str(ROUNDS))
     if warm:
         options += ("--warm-spares",)
-    config = replace(CONFIG, steps=STEPS)
+    config = replace(CONFIG, steps=steps)
     code = run.end(run.start("tests.distributed.killed_ranks", config=config, options=options))
     if code != 0:
         raise RuntimeError(f"the run ended with {code}:\n{run.log.read_text()[-4000:]}")
@@ -107,6 +107,13 @@ def train(
             lost.append(max(trained - record.step, 0))
         trained = record.step
     return [seconds for _, seconds in pauses(run)], lost
+
+
+def plan_kills(directory: Path, steps: int) -> None:
+    """Have rank 1 killed amid a step, `ROUNDS` times in a run of so many steps."""
+    (directory / "kills").mkdir()
+    for number in range(1, ROUNDS + 1):
+        (directory / "kills" / f"step-{number * steps // (ROUNDS + 1)}.1").touch()
 
 
 def start() -> float:

@@ -8,13 +8,9 @@ new, too.
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
-from tests.bench.checkpoint import bench_restart_in_place
+from tests.bench.checkpoint.bench_restart_in_place import ROUNDS, STEPS, plan_kills, train
 from tests.bench.checkpoint.checkpoint_state import scratch
-
-ROUNDS: Final = 3
-_STEPS: Final = 24
 
 
 @dataclass(frozen=True)
@@ -37,9 +33,7 @@ def measure() -> Pauses:
     with scratch() as directory, scratch(in_memory=True) as memory, shared_ray() as address:
         (directory / "in_place").mkdir()
         (directory / "new_job").mkdir()
-        in_place, _ = bench_restart_in_place.train(
-            directory / "in_place", memory, address, warm=False
-        )
+        in_place, _ = train(directory / "in_place", memory, address, warm=False)
         new_job = _new_jobs(directory / "new_job", address)
         return Pauses(in_place, new_job, os.getloadavg()[0])
 
@@ -52,10 +46,8 @@ def _new_jobs(directory: Path, address: str) -> list[float]:
 
     run = Run(directory, address)
     run.environment[env.CHECKPOINT_INTERVAL] = "1"
-    (directory / "kills").mkdir()
-    for number in range(1, ROUNDS + 1):
-        (directory / "kills" / f"step-{number * _STEPS // (ROUNDS + 1)}.1").touch()
-    config = replace(CONFIG, steps=_STEPS)
+    plan_kills(directory, STEPS)
+    config = replace(CONFIG, steps=STEPS)
     options = ("--max-restarts", "0")
     codes = []
     for _ in range(ROUNDS + 1):

@@ -57,6 +57,18 @@ def test_at_the_end_what_is_queued_and_what_comes_yet_is_in_vain() -> None:
     assert told(clock) == (3.0, 6.0, 0.0, 5.0)
 
 
+def test_batches_after_a_restart_of_trainers_that_had_ended_are_trained_on() -> None:
+    clock = RolloutClock()
+    clock.see(["a"], [], 0.0)
+    clock.end()
+    clock.go_on()
+    clock.turned("a", 0.0)
+    clock.delivered(("a", 1), 2.0, taken=True)
+    clock.begun([("a", 1)])
+    clock.see(["a"], [], 2.0)
+    assert told(clock) == (2.0, 2.0, 2.0, 0.0)
+
+
 _calls = st.tuples(
     st.sampled_from(["see", "turned", "taken", "refused", "begun", "end"]),
     st.sampled_from("abc"), st.integers(1, 3), st.floats(0, 10),

@@ -111,3 +111,40 @@ def test_turns_of_before_a_restart_that_threw_batches_away_stay_refused(keeping:
     keeping.scheduler.rewind(1, 0)
     keeping.scheduler.rewind(2, 0)
     assert not keeping.delivers(under_way)
+
+
+def test_batches_of_two_questions_for_one_step_are_all_kept(keeping: Run) -> None:
+    (second,) = [batch for batch in keeping.scheduler.queue if batch.number == 3]
+    keeping.scheduler.begin_step(2, [second.key])
+    keeping.scheduler.rewind(1, 1)
+    assert [batch.number for batch in keeping.scheduler.queue] == [2, 3]
+
+
+def test_batches_of_a_step_whose_end_was_told_with_the_next_question_are_not_kept(
+    keeping: Run,
+) -> None:
+    keeping.scheduler.note_trainer(keeping.plan, 2, 2)
+    keeping.scheduler.begin_step(3, [("a", 3)])
+    keeping.scheduler.rewind(1, 2)
+    assert [batch.number for batch in keeping.scheduler.queue] == [3]
+
+
+def test_an_explorer_that_joined_in_the_step_makes_its_share_when_that_of_another_is_lost() -> None:
+    plan = TrainerPlan(SyncPolicy(SyncStyle.FIXED), keeps_batches=True)
+    explorers = {"a": Explorer("p", 1e9, version=0)}
+    scheduler = PaceScheduler()
+    scheduler.join("a", "p", explorers)
+    scheduler.note_trainer(plan, 0, 0)
+    _, turn = scheduler.turn("a", "p", explorers, 0, stopped=False)
+    assert turn is not None
+    assert scheduler.deliver("a", "p", turn, "x", explorers, 0, 0.0)
+    scheduler.begin_step(1, [("a", 1)])
+    explorers["b"] = Explorer("q", 1e9, version=0)
+    scheduler.join("b", "q", explorers)
+    del explorers["a"]
+    scheduler.rewind(1, 0)
+    scheduler.note_trainer(plan, 0, 0)
+    scheduler.discard([("a", 1)])  # the object went with its process
+    _, turn = scheduler.turn("b", "q", explorers, 0, stopped=False)
+    assert turn is not None
+    assert turn.number == 1

@@ -69,6 +69,7 @@ class PacingCalls:
             if version < step:  # its save went with the trainers
                 self._state.versions.note_aborted(version, f"restart {number} of the trainers")
         self._scheduler.rewind(number, step)
+        self._clock.go_on()
         self._see(time.monotonic())
         await self._revision.advance()
 

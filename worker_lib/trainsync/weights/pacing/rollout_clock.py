@@ -71,6 +71,10 @@ class RolloutClock:
         self._made.clear()
         self._ended = True
 
+    def go_on(self) -> None:
+        """Steps follow after all: the trainers were restarted."""
+        self._ended = False
+
     def report(self) -> RolloutSeconds | None:
         """The counts up to what was seen last; None before any explorer took part."""
         if self._began is None:

@@ -110,6 +110,10 @@ class PaceScheduler:
         self.queue = [*self._training_on, *self.queue] if kept else []
         self._training_on = []
         if kept:
+            for name, entry in self._entries.items():
+                # One that joined in the step that died may be needed for that: the batches of
+                # another are lost if that dies, too.
+                entry.next_step = self._first_unmade(name, step + 1)
             return
         self._refused_before = number
         self._last_number = step * self.plan.batches if self.plan is not None else 0
@@ -125,6 +129,8 @@ class PaceScheduler:
         Args:
             sent: the last version that it published; it may be on its way, to be committed.
         """
+        if step != self.step:
+            self._training_on = []
         self.plan, self.step, self.training, self.finishing = plan, step, False, finishing
         self.sent = sent
         self._sends_again &= sent is None
@@ -186,8 +192,7 @@ class PaceScheduler:
         """Training on the batches of these keys begins; a second call is no error."""
         taken = set(keys)
         # Kept until they are trained on: a trainer that dies before needs them again.
-        found = [batch for batch in self.queue if batch.key in taken]
-        self._training_on = found or self._training_on
+        self._training_on += [batch for batch in self.queue if batch.key in taken]
         self.queue = [batch for batch in self.queue if batch.key not in taken]
         self.step, self.training, self._waiting_since = step - 1, True, None
 
