@@ -12,6 +12,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import CorruptCheckpointError
 from trainsync.checkpoint.load.loading import Loaded, load_shard
 from trainsync.checkpoint.load.ranges import AT_ONCE
+from trainsync.storage.block_digests import beside
 from trainsync.storage.objects import commits
 
 from tests.bench.checkpoint.bench_load import PeakMemory, memory_now
@@ -80,10 +81,11 @@ def test_a_rank_reads_each_byte_of_its_files_once_into_memory(place: Place) -> N
     ):
         assert torch.equal(got, want), name
     entries = manifest(place, 3).files
-    assert all(entry.blocks is not None for entry in entries if entry.bytes > MB)
+    paths = {entry.path for entry in entries}
+    assert all(beside(entry.path) in paths for entry in entries if entry.bytes > MB)
     files = sum(entry.bytes for entry in entries)
     assert files > 90 * MB
-    assert files <= sent(place) <= files + 12 * MB, "the files, and their indexes once more"
+    assert files <= sent(place) <= files + 4 * MB, "the files, and their indexes once more"
     assert sent(place) == found.volume_bytes
 
 
@@ -116,17 +118,13 @@ def test_an_answer_that_is_cut_off_is_asked_for_again(place: Place, fault: Fault
     assert torch.equal(next(model.parameters()), next(trained(2, 3.0)[0].parameters()))
 
 
-def test_a_byte_that_changed_on_its_way_is_refused_and_the_checkpoint_stays(place: Place) -> None:
+def test_a_byte_that_changed_on_its_way_is_read_again(place: Place) -> None:
     save(place, 3, 2)
-    rule = place.proxy.break_next(Fault.CORRUPTED, "GET", "/objects/.*model", after=2)
-    with pytest.raises(
-        CorruptCheckpointError, match=r"step 3: s3://.* has another digest than .* monitor was told"
-    ):
-        load(place, 2)
+    rule = place.proxy.break_next(Fault.CORRUPTED, "GET", r"/objects/.*model[^/]*\.pt$", after=2)
+    found, model = load(place, 2)
     assert rule.left == 0
-    # The monitor of that attempt has read the checkpoint: it is whole, and resumed from again.
-    found, _ = load(place, 2)
     assert found.step == 3
+    assert torch.equal(next(model.parameters()), next(trained(2, 3.0)[0].parameters()))
 
 
 def test_a_byte_that_changed_in_the_bucket_sends_the_next_attempt_to_an_older_step(
@@ -135,12 +133,12 @@ def test_a_byte_that_changed_in_the_bucket_sends_the_next_attempt_to_an_older_st
     save(place, 2, 2)
     save(place, 3, 2)
     stored = commits.read_manifest(place.open(), CHECKPOINT, 3)
-    (key,) = (key for path, key in stored.keys.items() if "/optim" in path)
+    (key,) = (key for path, key in stored.keys.items() if "/optim" in path and path.endswith(".pt"))
     file = place.files / "runs/a" / key
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(bytes(data))
-    with pytest.raises(CorruptCheckpointError, match="another digest than expected in block"):
+    with pytest.raises(CorruptCheckpointError, match=r"has digest .*, expected .* was told"):
         load(place, 2)
     found, model = load(place, 2)
     assert found.step == 2

@@ -1,6 +1,7 @@
 """A checkpoint's files in a store in memory, which counts what is read of them."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from trainsync.checkpoint.load import stored
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.load.stored import StoredFiles
 from trainsync.storage import digest
-from trainsync.storage.block_digests import BlockDigests
+from trainsync.storage.block_digests import SUFFIX, BlockHasher, beside
 from trainsync.storage.objects.bucket import Bucket, Limits
 from trainsync.storage.saves.receipts import FileEntry
 
@@ -27,6 +28,7 @@ class Counted:
         self._now = 0
         self.most = 0
         self.ranges: list[tuple[str, int, int]] = []
+        self.after: Callable[[], object] = lambda: None  # called once, after the next range
 
     def get(self, key: str, options: Any) -> Any:
         with self._lock:
@@ -38,10 +40,17 @@ class Counted:
         finally:
             with self._lock:
                 self._now -= 1
+                after, self.after = self.after, lambda: None
+            after()
 
     @property
     def bytes(self) -> int:
-        return sum(end - start for _, start, end in self.ranges)
+        return sum(end - start for _, start, end in self.of_data)
+
+    @property
+    def of_data(self) -> list[tuple[str, int, int]]:
+        """The ranges of files that are not digests."""
+        return [found for found in self.ranges if not found[0].endswith(SUFFIX)]
 
 
 def digest_of(data: bytes) -> str:
@@ -50,16 +59,20 @@ def digest_of(data: bytes) -> str:
     return digest.format_digest(hasher)
 
 
-def blocks_of(data: bytes, block: int) -> BlockDigests:
-    parts = [data[start : start + block] for start in range(0, len(data), block)]
-    return BlockDigests(block, "".join(digest_of(part).partition(":")[2] for part in parts))
+def blocks_of(data: bytes, block: int) -> bytes:
+    """What lies beside a file of these bytes."""
+    hasher = BlockHasher(block)
+    hasher.update(memoryview(data))
+    found = hasher.finish()
+    assert found is not None
+    return found.encode()
 
 
 class InStore:
     """Files in a store, the ``resume`` that speaks of them, and the ``reports`` of damage.
 
     Args:
-        block: of whose blocks the manifest has digests; None: of none.
+        block: of whose blocks there are digests beside a file; None: of none.
     """
 
     def __init__(
@@ -73,11 +86,15 @@ class InStore:
         self.counted = Counted(self.store)
         bucket = Bucket(self.store, "s3://b", Limits(part_bytes=part), self.counted)  # type: ignore[arg-type]
         monkeypatch.setattr(stored, "_open", lambda url: bucket)
-        entries = []
+        if block is not None:
+            files = files | {
+                beside(path): blocks_of(data, block)
+                for path, data in files.items()
+                if len(data) > block
+            }
         for path, data in files.items():
             self.store.put(path, data)
-            blocks = None if block is None or len(data) <= block else blocks_of(data, block)
-            entries.append(FileEntry(path, len(data), digest_of(data), blocks))
+        entries = [FileEntry(path, len(data), digest_of(data)) for path, data in files.items()]
         self.reports: list[str] = []
         self.resume = Resume(
             5,

@@ -1,66 +1,44 @@
-"""Digests of blocks: of any sizes of writes the same, and one for each block of the file."""
+"""Digests of a file's blocks: the same however the bytes come, and only of the file they are of."""
 
-import pytest
+import itertools
+import os
+
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
-from trainsync.storage import block_digests, digest
-from trainsync.storage.block_digests import BlockDigests, BlockHasher
+from trainsync.storage.block_digests import BlockDigests, BlockHasher, decode
+
+DATA = os.urandom(1000)
 
 
-def digests_of(data: bytes, block: int) -> list[str]:
-    found = []
-    for start in range(0, len(data), block):
-        hasher = digest.new_hasher()
-        hasher.update(data[start : start + block])
-        found.append(hasher.hexdigest())
-    return found
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 8 bytes, and at most 4 of them."""
-    monkeypatch.setattr(block_digests, "LEAST", 8)
-    monkeypatch.setattr(block_digests, "_MOST", 4)
-
-
-@pytest.mark.usefixtures("small")
-@given(writes=st.lists(st.binary(max_size=40), max_size=6))
-def test_each_block_has_its_own_digest_whatever_the_writes(writes: list[bytes]) -> None:
-    data = b"".join(writes)
-    hasher = BlockHasher(len(data))
-    assert b"".join(bytes(block) for block in hasher.through(writes)) == data
+@given(cuts=st.lists(st.integers(0, 1000), max_size=6), block=st.integers(1, 700))
+def test_blocks_have_their_own_digest_however_the_bytes_come(cuts: list[int], block: int) -> None:
+    hasher = BlockHasher(block)
+    marks = [0, *sorted(cuts), len(DATA)]
+    for start, end in itertools.pairwise(marks):
+        hasher.update(memoryview(DATA)[start:end])
     found = hasher.finish()
-    if len(data) <= 8:
-        assert found is None, "the file's own digest says as much"
-        return
-    assert found is not None
-    assert len(found) <= 4
-    assert found.fit(len(data))
-    assert [found.of(number) for number in range(len(found))] == digests_of(data, found.bytes)
+    parts = [DATA[start : start + block] for start in range(0, len(DATA), block)]
+    expected = b"".join(xxhash.xxh3_128(part).digest() for part in parts)
+    assert found == BlockDigests(block, expected)
+    assert all(found.match(n, memoryview(part)) for n, part in enumerate(parts))
+    assert not found.match(0, memoryview(DATA)[1 : block + 1])
+    assert decode(found.encode(), len(DATA)) == found
 
 
-@given(st.integers(0, 99))
-def test_a_block_that_differs_does_not_match(at: int) -> None:
-    data = bytearray(range(100))
-    blocks = BlockDigests(16, "".join(digests_of(bytes(data), 16)))
-    data[at] ^= 1
-    for number in range(len(blocks)):
-        block = memoryview(data)[16 * number : 16 * (number + 1)]
-        assert blocks.match(number, block) is (number != at // 16)
+def test_a_file_of_one_block_has_none() -> None:
+    for size in (0, 1, 64):
+        hasher = BlockHasher(64)
+        hasher.update(memoryview(DATA)[:size])
+        assert hasher.finish() is None
 
 
-def test_digests_of_another_number_of_blocks_do_not_fit() -> None:
-    blocks = BlockDigests(16, "0" * 64)
-    assert [size for size in range(60) if blocks.fit(size)] == list(range(17, 33))
-
-
-def test_a_save_has_no_blocks_noted_where_they_would_be_too_large(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(block_digests, "LEAST", 8)
-    monkeypatch.setattr(block_digests, "_MOST", 4)
-    monkeypatch.setattr(block_digests, "_LARGEST", 16)
-    for size, noted in ((64, True), (65, False)):
-        hasher = BlockHasher(size)
-        hasher.update(memoryview(bytes(40)))
-        assert (hasher.finish() is not None) is noted
+def test_what_is_of_another_file_or_of_another_kind_is_none() -> None:
+    encoded = BlockDigests(600, b"x" * 32).encode()
+    assert decode(encoded, 1000) is not None
+    assert decode(encoded, 600) is None
+    assert decode(encoded, 1201) is None
+    assert decode(encoded[:-1], 1000) is None
+    assert decode(b"TSBLOCK2" + encoded[8:], 1000) is None
+    assert decode(b"", 1000) is None
+    assert decode(BlockDigests(0, b"x" * 32).encode(), 1000) is None

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from trainsync.checkpoint.errors import CorruptCheckpointError
 from trainsync.checkpoint.load.ranged_file import RangedFile
 from trainsync.checkpoint.load.ranges import AT_ONCE, Part, Ranges
+from trainsync.storage.block_digests import beside
 
-from tests.unit.checkpoint.in_store import InStore
+from tests.unit.checkpoint.in_store import InStore, blocks_of
 
 DATA = os.urandom(10_000)
 BLOCK = 64
@@ -45,17 +46,20 @@ def test_parts_have_their_bytes_and_only_their_blocks_are_read(
         n for start, end in wanted if end > start for n in range(start // BLOCK, -(-end // BLOCK))
     }
     got = [
-        n for _, start, end in there.counted.ranges for n in range(start // BLOCK, -(-end // BLOCK))
+        n
+        for _, start, end in there.counted.of_data
+        for n in range(start // BLOCK, -(-end // BLOCK))
     ]
     assert sorted(got) == sorted(needed), "each block that is needed, once, and no other"
-    assert all(end - start <= max(part, BLOCK) for _, start, end in there.counted.ranges)
-    assert ranges.fetched == there.counted.bytes
+    assert all(end - start <= max(part, BLOCK) for _, start, end in there.counted.of_data)
+    digests = len(blocks_of(DATA, BLOCK)) if wanted else 0
+    assert ranges.fetched == there.counted.bytes + digests, "the digests once"
 
 
 def test_so_many_ranges_are_in_memory_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     there = InStore(monkeypatch, {"a": DATA}, BLOCK, 128)
     assert read(ranges_of(there), "a", [(0, len(DATA))]) == [DATA]
-    assert len(there.counted.ranges) > AT_ONCE
+    assert len(there.counted.of_data) > AT_ONCE
     assert there.counted.most <= AT_ONCE
 
 
@@ -70,6 +74,40 @@ def test_a_changed_byte_is_refused_in_a_sentence_and_the_monitor_is_told(
     assert len(there.reports) == 1
 
 
+def test_a_block_that_came_damaged_once_is_read_again_with_its_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = InStore(monkeypatch, {"a": DATA, "b": DATA}, BLOCK)
+    ranges = ranges_of(there)
+    there.flip("a", 5000)
+    ranges.prepare(["a", "b"])
+    monkeypatch.setattr(there.counted, "after", lambda: there.flip("a", 5000))  # back
+    into = [bytearray(len(DATA)), bytearray(100)]
+    ranges.read([Part("a", 0, memoryview(into[0])), Part("b", 50, memoryview(into[1]))])
+    assert into == [DATA, DATA[50:150]]
+    assert there.reports == []
+    assert read(ranges, "a", [(5, 9)]) == [DATA[5:9]]
+
+
+@pytest.mark.parametrize("other", [b"", b"nonsense", blocks_of(DATA[:-BLOCK], BLOCK)])
+def test_digests_that_are_not_of_the_file_are_not_asked(
+    monkeypatch: pytest.MonkeyPatch, other: bytes
+) -> None:
+    there = InStore(monkeypatch, {"a": DATA, beside("a"): other}, None)
+    assert read(ranges_of(there), "a", [(4990, 5010)]) == [DATA[4990:5010]]
+    assert there.reports == []
+
+
+def test_wrong_digests_beside_a_whole_file_do_not_stop_a_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wrong = bytearray(blocks_of(DATA, BLOCK))
+    wrong[-1] ^= 1
+    there = InStore(monkeypatch, {"a": DATA, beside("a"): bytes(wrong)}, None)
+    assert read(ranges_of(there), "a", [(0, len(DATA))]) == [DATA]
+    assert there.reports == []
+
+
 def test_a_block_that_no_part_needs_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     there = InStore(monkeypatch, {"a": DATA}, BLOCK)
     there.flip("a", 5000)
@@ -81,7 +119,7 @@ def test_a_file_without_digests_of_blocks_is_read_once_and_as_a_whole(
 ) -> None:
     there = InStore(monkeypatch, {"a": DATA, "b": DATA[:10]}, None, 1000)
     ranges = ranges_of(there)
-    ranges.fetch_whole(["a", "b", "a"])
+    ranges.prepare(["a", "b", "a"])
     assert read(ranges, "a", [(3, 40), (9000, 10_000)]) == [DATA[3:40], DATA[9000:]]
     assert read(ranges, "b", [(0, 10)]) == [DATA[:10]]
     assert there.counted.bytes == ranges.fetched == len(DATA) + 10

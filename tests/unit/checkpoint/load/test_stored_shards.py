@@ -131,7 +131,7 @@ def test_a_rank_of_more_reads_its_part_of_each_tensor_and_not_the_files(
     needed = 64 * 256 * 4
     assert needed < there.counted.bytes < needed + 14 * BLOCK
     # Its counterpart, rank 1, has none of it: of that file the index alone is read.
-    counterpart = [end - start for key, start, end in there.counted.ranges if key.endswith("1.pt")]
+    counterpart = [end - start for key, start, end in there.counted.of_data if key.endswith("1.pt")]
     assert 0 < sum(counterpart) <= 8 * BLOCK
 
 
@@ -147,9 +147,35 @@ def test_as_many_ranks_read_their_own_files_alone_and_once(
     model = Model({"w": dtensor(torch.zeros(256, 256), fsdp(shape, 2), 1)})
     load = ModelLoad(reading(there, component, 1, 2), model, 1)
     load.read()
-    (key,) = {key for key, _, _ in there.counted.ranges}
+    (key,) = {key for key, _, _ in there.counted.of_data}
     assert key.endswith("rank_1.pt")
     assert there.counted.bytes < there.resume.entry(key).bytes + 6 * BLOCK
+
+
+def test_a_few_columns_of_a_large_tensor_are_read_bit_by_bit(
+    put: Callable[..., tuple[InStore, Component]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_shards, "AT_ONCE", 5000)
+    largest = 0
+    empty = torch.empty
+
+    def counting(*shape: Any, **how: Any) -> torch.Tensor:
+        nonlocal largest
+        made = empty(*shape, **how)
+        if made.dtype == torch.uint8:
+            largest = max(largest, made.nbytes)
+        return made
+
+    saved = arange((3, 4, 100, 64), torch.float32)
+    there, component = put("model", {0: {"w": saved}}, 1)
+    assert there.resume.store is not None
+    files = StoredShards(there.resume, there.resume.store)
+    source = files.open(component.path(0))["w"][1:, :, :, 3:5]
+    target = torch.zeros(2, 4, 100, 2)
+    monkeypatch.setattr(torch, "empty", counting)
+    files.copy([(component.path(0), target, source)])
+    assert torch.equal(target, saved[1:, :, :, 3:5])
+    assert 0 < largest <= 5000
 
 
 def test_plain_parameters_that_differ_between_ranks_are_refused(
@@ -169,7 +195,9 @@ def test_a_changed_byte_is_refused_before_anything_live_changes(
     there, component = put("model", {0: {"w": torch.ones(10_000)}}, 1)
     there.flip(component.path(0), at)
     model = Model({"w": torch.zeros(10_000)})
-    with pytest.raises(CorruptCheckpointError, match="another digest than expected in block"):
+    with pytest.raises(
+        CorruptCheckpointError, match=r"rank_0\.pt has digest .*, expected .* was told"
+    ):
         ModelLoad(reading(there, component, 0, 1), model, 0).read()
     assert len(there.reports) == 1
     assert not bool(model.w.data.any())

@@ -3,23 +3,16 @@
 import json
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from obstore.store import MemoryStore
-from trainsync.storage import block_digests
-from trainsync.storage.block_digests import BlockDigests
-from trainsync.storage.copying.store import StoreDestination
-from trainsync.storage.copying.volume import VolumeDestination
 from trainsync.storage.errors import DamagedFileError, PromotionConflictError, StepGoneError
-from trainsync.storage.layout import RunDirectory
 from trainsync.storage.objects import bucket as bucket_module
 from trainsync.storage.objects import commits, inspecting, keys, manifests, removal
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import StoreRefusedError, UnconditionalStoreError
 from trainsync.storage.objects.probe import require_conditional_puts
-from trainsync.storage.saves.manifest import read_manifest
 
 from tests.unit.storage.objects.memory import CHECKPOINT, STATE_DICT, manifest_of, memory, save
 
@@ -177,39 +170,6 @@ def test_only_old_objects_without_a_manifest_are_orphans(monkeypatch: pytest.Mon
     assert removal.orphans(bucket) == [], "it may be the damaged manifest's"
 
 
-def test_digests_of_blocks_are_in_the_manifest_and_no_part_of_the_save() -> None:
-    plain = manifest_of(5, b"data" * 5)
-    blocks = BlockDigests(16, "0" * 64)
-    with_blocks = replace(plain, files=(replace(plain.files[0], blocks=blocks),))
-    key = {"actor/rank_0.pt": "objects/global_step_5/0-aaaaaaaa-w1/actor/rank_0.pt"}
-    data = manifests.encode(with_blocks, key)
-    found = manifests.decode(data, CHECKPOINT, 5).manifest
-    assert found.files[0].blocks == blocks
-    assert found == plain, "the same save, copied to where there are none"
-    older = json.loads(data)
-    del older["files"][0]["blocks"]
-    read = manifests.decode(json.dumps(older).encode(), CHECKPOINT, 5).manifest
-    assert read.files[0].blocks is None
-    older["files"][0]["blocks"] = {"bytes": 16, "digests": "0" * 32}
-    with pytest.raises(DamagedFileError, match=r"digests of other blocks than actor/rank_0\.pt"):
-        manifests.decode(json.dumps(older).encode(), CHECKPOINT, 5)
-
-
-def test_a_copy_into_a_store_notes_the_digests_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_digests, "LEAST", 16)
-    bucket, data = memory(), bytes(range(40))
-    copied = manifest_of(5, data)
-    writing = StoreDestination(bucket).writing(copied)
-    writing.put(copied.files[0], iter([data[:7], memoryview(data)[7:]]))
-    writing.commit()
-    found = commits.read_manifest(bucket, CHECKPOINT, 5)
-    blocks = found.manifest.files[0].blocks
-    assert blocks is not None
-    assert blocks.fit(40)
-    assert all(blocks.match(n, memoryview(data)[16 * n : 16 * n + 16]) for n in range(3))
-    assert bucket.get(next(iter(found.keys.values()))).data == data
-
-
 def test_a_record_that_get_would_refuse_is_not_put(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_module, "_LARGEST_RECORD", 4)
     bucket = memory()
@@ -220,15 +180,3 @@ def test_a_record_that_get_would_refuse_is_not_put(monkeypatch: pytest.MonkeyPat
     with pytest.raises(StoreRefusedError, match=r"would have 5 bytes, at most 4 are read"):
         bucket.create("other", b"12345")
     assert bucket.find("other") is None
-
-
-def test_a_copy_into_a_volume_notes_no_blocks(tmp_path: Path) -> None:
-    data = bytes(range(40))
-    copied = manifest_of(5, data)
-    blocks = BlockDigests(16, "0" * 96)
-    copied = replace(copied, files=(replace(copied.files[0], blocks=blocks),))
-    run = RunDirectory(tmp_path)
-    writing = VolumeDestination(run).writing(copied)
-    writing.put(copied.files[0], iter([data]))
-    writing.commit()
-    assert read_manifest(run, CHECKPOINT, 5).manifest.files[0].blocks is None

@@ -18,6 +18,7 @@ from trainsync.checkpoint.load.reshard.shard_files import local_of, read_archive
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.load.stored import StoredFiles
 from trainsync.checkpoint.save.staging.pytree import map_tensors
+from trainsync.storage import block_digests
 
 _AHEAD: Final = 32 << 20  # of a file that is read from its begin to its end
 
@@ -46,8 +47,8 @@ class StoredShards:
         self._ranges.forget()
 
     def find(self, paths: Iterable[str]) -> None:
-        """Have those of the files in memory that are checked as a whole. Raises as `open`."""
-        self._ranges.fetch_whole(paths)
+        """Have in memory what parts of the files are checked by. Raises as `open`."""
+        self._ranges.prepare(paths)
 
     def in_memory(self, path: str) -> bool:
         """True: what is read of any file is checked on its way."""
@@ -66,7 +67,7 @@ class StoredShards:
             CorruptCheckpointError: the file is gone, differs, or cannot be understood.
             StoreError: the store cannot be read.
         """
-        state = self._read(path, self._ranges.block(path), "meta")
+        state = self._read(path, self._ranges.block(path) or block_digests.BLOCK, "meta")
         if any(_offset(local_of(tensor)) is None for tensor in _tensors(state)):
             return self.load(path)  # an older torch, or its format without an index
         # The ranks of a mesh are a tensor of the file, too.
@@ -85,7 +86,7 @@ class StoredShards:
         parts: list[Part] = []
         between: list[tuple[Pair, torch.Tensor]] = []
         size = 0
-        for path, target, source in pairs:
+        for path, target, source in _in_pieces(pairs):
             if not source.is_meta:
                 target.copy_(source)
             elif not source.numel():
@@ -137,6 +138,20 @@ class StoredShards:
         self._ranges.read(parts)
         for (_, target, source), span in between:
             target.copy_(span.view(source.dtype).as_strided(source.shape, source.stride(), 0))
+
+
+def _in_pieces(pairs: Iterable[Pair]) -> Iterator[Pair]:
+    """The same, cut so far that the bytes from the first element of each to its last fit into
+    memory: those of a few columns are nearly all bytes of a tensor."""
+    for path, target, source in pairs:
+        size = _span(source) if source.numel() else 0
+        if size <= AT_ONCE:
+            yield path, target, source
+            continue
+        dim = next(dim for dim, length in enumerate(source.shape) if length > 1)
+        cuts = min(-(-size // AT_ONCE), source.shape[dim])
+        both = zip(target.chunk(cuts, dim), source.chunk(cuts, dim), strict=True)
+        yield from _in_pieces((path, some, of) for some, of in both)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -4,13 +4,11 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Final
 
 from trainsync.api.protocol import SaveKind
 from trainsync.api.words import counted
 from trainsync.failpoints import failpoint
-from trainsync.storage.block_digests import BlockDigests, BlockHasher
 from trainsync.storage.copying.places import Block, Reading, Writing
 from trainsync.storage.errors import FileCheckError, StepGoneError
 from trainsync.storage.objects import commits, inspecting, keys
@@ -112,8 +110,6 @@ class _StoreWriting:
             entry.path: keys.shard(self._folder, number, entry.path)
             for number, entry in enumerate(manifest.files)
         }
-        self._bytes = sum(entry.bytes for entry in manifest.files)
-        self._blocks: dict[str, BlockDigests | None] = {}
         self._began = time.clock_gettime(_CLOCK)
 
     def has(self, entry: FileEntry) -> bool:
@@ -121,9 +117,7 @@ class _StoreWriting:
         return False
 
     def put(self, entry: FileEntry, blocks: Iterator[Block]) -> None:
-        hasher = BlockHasher(self._bytes)
-        self._bucket.upload(self._keys[entry.path], hasher.through(blocks), entry.bytes)
-        self._blocks[entry.path] = hasher.finish()
+        self._bucket.upload(self._keys[entry.path], blocks, entry.bytes)
         failpoint("store.object")
 
     def commit(self) -> str:
@@ -136,8 +130,4 @@ class _StoreWriting:
             )
         # If another copy of it was faster, these objects wait for prune: a put of the manifest
         # whose reply was lost may yet come to the store.
-        files = tuple(
-            replace(entry, blocks=self._blocks[entry.path]) for entry in self._manifest.files
-        )
-        manifest = replace(self._manifest, files=files)
-        return commits.commit(self._bucket, manifest, self._keys).digest
+        return commits.commit(self._bucket, self._manifest, self._keys).digest

@@ -5,7 +5,6 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -176,9 +175,7 @@ class _VolumeWriting:
         promote.promote(run, self._save, step, manifest.files, lambda: failpoint("copy.promoting"))
         failpoint("copy.promoted")
         run.set_aside(manifest.kind, step).unlink(missing_ok=True)
-        # Blocks are for readers of a store; a manifest of a volume never has them.
-        files = tuple(replace(entry, blocks=None) for entry in manifest.files)
-        written = manifests.write_manifest(run, replace(manifest, files=files))
+        written = manifests.write_manifest(run, manifest)
         failpoint("copy.manifest")
         _point(run, manifest.kind, step)
         failpoint("copy.pointer")

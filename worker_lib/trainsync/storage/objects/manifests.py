@@ -9,7 +9,6 @@ from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter
 
 from trainsync.api.protocol import SaveKind
 from trainsync.storage import digest, records
-from trainsync.storage.block_digests import BlockDigests
 from trainsync.storage.errors import DamagedFileError, UnsafePathError
 from trainsync.storage.layout import check_not_reserved
 from trainsync.storage.objects import keys
@@ -25,12 +24,11 @@ class StoredFile:
     bytes: Count
     digest: Annotated[str, Field(pattern=digest.PATTERN)]
     key: Annotated[str, Field(min_length=1, max_length=1024)]
-    blocks: BlockDigests | None = None
 
     @property
     def entry(self) -> FileEntry:
         """As a volume's manifest lists it."""
-        return FileEntry(self.path, self.bytes, self.digest, self.blocks)
+        return FileEntry(self.path, self.bytes, self.digest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +74,7 @@ def encode(manifest: Manifest, objects: Mapping[str, str]) -> bytes:
             participants=manifest.participants,
             files=tuple(
                 StoredFile(
-                    path=entry.path,
-                    bytes=entry.bytes,
-                    digest=entry.digest,
-                    key=objects[entry.path],
-                    blocks=entry.blocks,
+                    path=entry.path, bytes=entry.bytes, digest=entry.digest, key=objects[entry.path]
                 )
                 for entry in manifest.files
             ),
@@ -105,8 +99,6 @@ def decode(data: bytes, kind: SaveKind, step: int) -> Stored:
             keys.folder_of(file.key)
         except UnsafePathError as error:
             raise DamagedFileError(where, str(error)) from error
-        if file.blocks is not None and not file.blocks.fit(file.bytes):
-            raise DamagedFileError(where, f"has digests of other blocks than {file.path} has")
     objects = {file.path: file.key for file in record.files}
     if len(objects) != len(record.files):
         raise DamagedFileError(where, "lists a file twice")

@@ -16,7 +16,6 @@ from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter
 
 from trainsync.api.protocol import SaveKind
 from trainsync.storage import atomic, records
-from trainsync.storage.block_digests import BlockDigests
 from trainsync.storage.digest import PATTERN as DIGEST_PATTERN
 from trainsync.storage.errors import DamagedFileError
 from trainsync.storage.layout import SaveDirectory
@@ -40,15 +39,11 @@ class Participant:
 
 @dataclass(frozen=True, order=True)
 class FileEntry:
-    """A file and what its bytes must be; ``path`` is relative to ``files/`` or to the step.
-
-    ``blocks``: of a file that was saved straight into a store, where it has more than one block.
-    """
+    """A file and what its bytes must be; ``path`` is relative to ``files/`` or to the step."""
 
     path: Annotated[str, Field(min_length=1, max_length=4096)]
     bytes: Count
     digest: Annotated[str, Field(pattern=DIGEST_PATTERN)]
-    blocks: BlockDigests | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
