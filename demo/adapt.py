@@ -22,10 +22,12 @@ QUICK_PROBE = {
     "failureThreshold": 60,
 }
 
-# As servers share the cores with all else: one thread each, bound to none.
+# As servers share the cores with all else: one thread each, bound to none. And no part of vLLM is
+# compiled (log-probabilities of prompts would be): the image has no C++ compiler.
 VLLM_ON_CPU = (
     ("HF_HUB_OFFLINE", "1"),
     ("OMP_NUM_THREADS", "1"),
+    ("TORCHDYNAMO_DISABLE", "1"),
     ("VLLM_CPU_KVCACHE_SPACE", "1"),
     ("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
     ("VLLM_DO_NOT_TRACK", "1"),

@@ -11,11 +11,12 @@ _LINES = "25"
 
 
 def report(kubectl: Kubectl, run: str, namespace: str, release: str) -> str:
-    """Conditions, pods, last events, and the ends of the logs of operator, monitor and job.
+    """Conditions, pods, last events, and the ends of the logs of operator, monitor, job and servers.
 
     ``release`` is the name of the operator's Helm release and of its namespace.
     """
     head = f"{names.LABEL_RUN}={run},{names.LABEL_ROLE}=Head"
+    servers = f"{names.LABEL_RUN}={run},{names.LABEL_COMPONENT}=server"
     job_log = "tail -n 25 /tmp/ray/session_latest/logs/job-driver-*.log"
     questions = (
         ("-n", namespace, "describe", "trainingrun", run),
@@ -29,6 +30,10 @@ def report(kubectl: Kubectl, run: str, namespace: str, release: str) -> str:
         for pod in kubectl.objects("pods", namespace, head):
             name = str(pod["metadata"]["name"])
             parts.append(_answer(kubectl, "-n", namespace, "exec", name, "--", "sh", "-c", job_log))
+        for pod in kubectl.objects("pods", namespace, servers):
+            name = str(pod["metadata"]["name"])
+            words = ("-n", namespace, "logs", name, "--all-containers", "--prefix")
+            parts.append(_answer(kubectl, *words, "--tail", _LINES))
     except DemoError as error:
         parts.append(str(error))
     return "\n".join(parts)

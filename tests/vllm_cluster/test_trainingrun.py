@@ -18,9 +18,12 @@ from tests.vllm.server import vllm_environment
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
 MANIFEST = REPOSITORY / "examples" / "vllm_grpo" / "trainingrun.yaml"
-_STEPS = 40
+_STEPS = 100
 _START_SECONDS = 600
 _STEP_SECONDS = 240
+# vLLM may wait for ever for requests that its dead engine had: then the probe ends it, after 120 s
+# and another 30 that it has to end by itself.
+_RESTART_SECONDS = 200
 
 
 class ServedRun:
@@ -76,6 +79,11 @@ class ServedRun:
             )
         }
 
+    def two_ready(self) -> list[str] | None:
+        """The ready pods when they are two: one that lags behind is not ready for a moment."""
+        pods = sorted(self.ready_pods())
+        return pods if len(pods) == 2 else None
+
     def restarts(self, pod: str) -> int:
         """How often the server's container of a pod was started anew."""
         found = self._kubectl.get("pod", pod, NAMESPACE)
@@ -124,16 +132,17 @@ def test_training_goes_on_when_a_server_is_killed_and_one_scaled_in_and_no_token
 
 def play(run: ServedRun) -> None:
     run.until_step(1, _START_SECONDS)
-    wait_for(lambda: len(run.ready_pods()) == 2, what="two ready servers", seconds=_START_SECONDS)
+    wait_for(run.two_ready, what="two ready servers", seconds=_START_SECONDS)
     wait_for(lambda: run.proven() == run.ready_pods(), what="the status to say so", seconds=30)
 
     wait_for(lambda: run.bytes_of_fellows() > 0, what="a version from a fellow", seconds=60)
 
-    killed, _ = sorted(run.ready_pods())
+    killed = wait_for(run.two_ready, what="two ready servers", seconds=60)[0]
     run.kill(killed)
     before = run.step()
-    wait_for(lambda: run.restarts(killed) == 1, what=f"{killed} to be started anew", seconds=60)
     run.until_step(before + 2)  # with the other one
+    what = f"{killed} to be started anew"
+    wait_for(lambda: run.restarts(killed) == 1, what=what, seconds=_RESTART_SECONDS)
     wait_for(lambda: killed in run.ready_pods(), what=f"{killed} again", seconds=_START_SECONDS)
     wait_for(lambda: killed in run.proven(), what="its weights to be told of", seconds=30)
 

@@ -35,9 +35,9 @@ _PROOF: Final = {ProofPolicy.IF_PRESENT: "if-present", ProofPolicy.REQUIRED: "re
 # A large model takes minutes to load, from a slow volume much longer.
 _SERVER_STARTS_SECONDS: Final = 3600
 _PROBE_SECONDS: Final = 10
-# The longest back-off of a container that ends again and again is 300 s: the server is not to be
-# killed meanwhile, whose pod is not ready anyway.
-_AGENT_AWAY_SECONDS: Final = 360
+# An agent that has ended four times in a row is back by then. No longer: a vLLM whose engine died
+# waits at its end for requests that the engine had, for ever, and only this probe ends the wait.
+_AGENT_AWAY_SECONDS: Final = 120
 # Shared memory belongs to one user: the agent runs as the server's container does.
 _IDENTITY: Final = ("runAsUser", "runAsGroup", "runAsNonRoot")
 
