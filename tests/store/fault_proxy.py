@@ -58,6 +58,8 @@ class FaultProxy:
     rules: list[Rule] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
     """Method, and path with query, of each request."""
+    sent: list[tuple[str, int]] = field(default_factory=list)
+    """Path with query, and bytes of the answer's body, of each GET that was answered."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -142,6 +144,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(answer, data, fault)
 
     def _answer(self, answer: http.client.HTTPResponse, data: bytes, fault: Fault | None) -> None:
+        if self.command == "GET":
+            self.server.proxy.sent.append((self.path, len(data)))
         self.send_response_only(answer.status)
         for name, value in answer.getheaders():
             if name.lower() not in {*_HOP_BY_HOP, "content-length"}:

@@ -264,6 +264,7 @@ def test_a_store_that_hangs_is_given_up(place: Place, server: Server) -> None:
     bucket = place.open(limits=limits)
     bucket.create("x", b"x")
     os.kill(server.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, server.pid, os.WSTOPPED)  # all its threads
     try:
         started = time.monotonic()
         with pytest.raises(StoreUnavailableError, match="it did not answer in time"):

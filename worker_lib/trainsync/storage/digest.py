@@ -22,6 +22,10 @@ class Hasher(Protocol):
         """Take the next bytes."""
         ...
 
+    def digest(self) -> bytes:
+        """16 bytes of what was fed so far, the most significant first."""
+        ...
+
     def hexdigest(self) -> str:
         """32 hex digits of what was fed so far."""
         ...

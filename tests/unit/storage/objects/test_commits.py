@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from obstore.store import MemoryStore
 from trainsync.storage.errors import DamagedFileError, PromotionConflictError, StepGoneError
+from trainsync.storage.objects import bucket as bucket_module
 from trainsync.storage.objects import commits, inspecting, keys, manifests, removal
 from trainsync.storage.objects.bucket import Bucket
-from trainsync.storage.objects.errors import UnconditionalStoreError
+from trainsync.storage.objects.errors import StoreRefusedError, UnconditionalStoreError
 from trainsync.storage.objects.probe import require_conditional_puts
 
 from tests.unit.storage.objects.memory import CHECKPOINT, STATE_DICT, manifest_of, memory, save
@@ -167,3 +168,15 @@ def test_only_old_objects_without_a_manifest_are_orphans(monkeypatch: pytest.Mon
     bucket.create("objects/global_step_10/0-aaaaaaaa-w9/a", b"left")
     bucket.create(keys.manifest(CHECKPOINT, 99), b"{")
     assert removal.orphans(bucket) == [], "it may be the damaged manifest's"
+
+
+def test_a_record_that_get_would_refuse_is_not_put(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_module, "_LARGEST_RECORD", 4)
+    bucket = memory()
+    bucket.create("record", b"1234")
+    with pytest.raises(StoreRefusedError, match=r"would have 5 bytes, at most 4 are read"):
+        bucket.replace("record", b"12345", bucket.get("record"))
+    assert bucket.get("record").data == b"1234"
+    with pytest.raises(StoreRefusedError, match=r"would have 5 bytes, at most 4 are read"):
+        bucket.create("other", b"12345")
+    assert bucket.find("other") is None

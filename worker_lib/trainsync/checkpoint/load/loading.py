@@ -22,13 +22,14 @@ from trainsync.checkpoint.errors import (
     StateMismatchError,
     WorldSizeMismatchError,
 )
+from trainsync.checkpoint.load.reshard.files import MappedShards, ShardFiles
 from trainsync.checkpoint.load.reshard.model import ModelLoad
 from trainsync.checkpoint.load.reshard.optimizer import OptimizerLoad
 from trainsync.checkpoint.load.reshard.read import ComponentRead
 from trainsync.checkpoint.load.reshard.shard_files import Component, find_component
 from trainsync.checkpoint.load.resume import Resume, require_resume
 from trainsync.checkpoint.load.state import Combine, StateLoad
-from trainsync.checkpoint.load.stored import FileSources, StoredSources
+from trainsync.checkpoint.load.stored_shards import StoredShards
 from trainsync.checkpoint.load.verify import Need, assign, verify, verify_all
 from trainsync.checkpoint.memory.lookup import Sources
 from trainsync.checkpoint.memory.neighbour.fetching import bring
@@ -53,7 +54,7 @@ class Loaded:
         extra: the ``extra`` of ``training_state``: this rank's; rank 0's where another number of
             ranks saved.
         memory_bytes, volume_bytes: of the files that this rank read from memory (see
-            ``checkpoint.memory``), and from the volume or the store.
+            ``checkpoint.memory``), and from the volume; or what it read from the store.
         neighbour_bytes: how many of ``memory_bytes`` came from another pod's memory.
     """
 
@@ -153,16 +154,23 @@ def load_sharded(
     return loaded
 
 
-def _sources(resume: Resume) -> FileSources:
-    return Sources(resume) if resume.store is None else StoredSources(resume, resume.store)
+def _sources(resume: Resume) -> Sources | StoredShards:
+    return Sources(resume) if resume.store is None else StoredShards(resume, resume.store)
+
+
+def _shards(sources: Sources | StoredShards) -> ShardFiles:
+    return MappedShards(sources.path) if isinstance(sources, Sources) else sources
 
 
 class _RankLoad:
     """One rank's part of a load, phase by phase."""
 
-    def __init__(self, resume: Resume, subdir: str, ranks: Agreement, sources: FileSources) -> None:
+    def __init__(
+        self, resume: Resume, subdir: str, ranks: Agreement, sources: Sources | StoredShards
+    ) -> None:
         self._resume = resume
         self._sources = sources
+        self._files = _shards(sources)
         self._subdir = subdir
         self._ranks = ranks
         self._opened: list[str] = []
@@ -203,7 +211,7 @@ class _RankLoad:
         rank, world_size = self._ranks.rank, self._ranks.world_size
         self._find_own()
         self._state = StateLoad(
-            self._sources.path,
+            self._files,
             self._component("extra_state"),
             live,
             rank,
@@ -285,7 +293,7 @@ class _RankLoad:
             self._world_size = component.world_size
         rank, world_size = self._ranks.rank, self._ranks.world_size
         self._opened.append(component.path(component.home(rank, world_size)))
-        return ComponentRead(self._resume.path, component, rank, world_size, self._sources.path)
+        return ComponentRead(self._files, component, rank, world_size)
 
 
 def load_shard(resume: Resume, path: str, map_location: str | torch.device = "cpu") -> Any:
@@ -301,6 +309,8 @@ def load_shard(resume: Resume, path: str, map_location: str | torch.device = "cp
     require_resume(resume, "load_shard")
     resume.entry(path)  # raises when it was not saved
     with _sources(resume) as sources:
+        if isinstance(sources, StoredShards):
+            return sources.load(path, map_location)
         if not sources.in_memory(path):
             verify(resume, path)
         return torch.load(sources.path(path), map_location=map_location, weights_only=True)

@@ -1,12 +1,12 @@
 """Restores the state beside model and optimizer: reads and checks all of it, then applies it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from trainsync.checkpoint import training_state as keys
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
-from trainsync.checkpoint.load.reshard.shard_files import Component, open_shard
+from trainsync.checkpoint.load.reshard.files import ShardFiles
+from trainsync.checkpoint.load.reshard.shard_files import Component
 from trainsync.checkpoint.training_state import LiveState
 
 Combine = Callable[[Sequence[Any]], Any]
@@ -23,7 +23,7 @@ class StateLoad:
         restored, not_restored, extra: as in `trainsync.checkpoint.load.loading.Loaded`.
 
     Args:
-        locate: where to open a file, by its path in the step.
+        files: those of the step.
         component: None when the checkpoint has none.
 
     Raises:
@@ -32,7 +32,7 @@ class StateLoad:
 
     def __init__(
         self,
-        locate: Callable[[str], Path],
+        files: ShardFiles,
         component: Component | None,
         live: LiveState,
         rank: int,
@@ -45,7 +45,7 @@ class StateLoad:
         self.restored: list[str] = []
         self.not_restored: dict[str, str] = {}
         self.extra: dict[str, Any] = {}
-        self._locate = locate
+        self._files = files
         self._component = component
         self._live = live
         self._rng = rng
@@ -152,7 +152,7 @@ class StateLoad:
         self.not_restored["rng"] = "the checkpoint has no component extra_state"
 
     def _load(self, path: str) -> dict[str, Any]:
-        state = open_shard(self._locate(path), mapped=False)
+        state = self._files.load(path)
         if not isinstance(state, Mapping):
             raise CorruptCheckpointError(
                 f"{path} holds a {type(state).__name__}; expected what training_state() returns"

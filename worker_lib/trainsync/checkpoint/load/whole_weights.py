@@ -17,6 +17,7 @@ from trainsync.checkpoint.errors import (
     LoadTimeoutError,
     StateMismatchError,
 )
+from trainsync.checkpoint.load.reshard.files import MappedShards
 from trainsync.checkpoint.load.reshard.read import ComponentRead
 from trainsync.checkpoint.load.reshard.shard_files import Component, find_component, folders_with
 from trainsync.checkpoint.megatron_shards import MegatronShards, is_megatron
@@ -53,7 +54,7 @@ def whole_weights(
     assert component is not None, "the folder was chosen for it"
     home = component.path(component.home(0, 1))
     try:
-        reading = ComponentRead(directory, component, 0, 1)
+        reading = ComponentRead(MappedShards(directory.joinpath), component, 0, 1)
         if is_megatron(reading.state):
             return _of_megatron(directory, manifest, component, what, deadline)
         keys = {name: (name,) for name in tensor_names(reading.state)}

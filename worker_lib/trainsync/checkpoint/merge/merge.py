@@ -20,6 +20,7 @@ import torch
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import CorruptCheckpointError, MergeError, StateMismatchError
 from trainsync.checkpoint.load.file_checks import FileChecks
+from trainsync.checkpoint.load.reshard.files import MappedShards
 from trainsync.checkpoint.load.reshard.read import ComponentRead
 from trainsync.checkpoint.megatron_shards import MegatronShards, is_megatron
 from trainsync.checkpoint.merge.lora import BaseModel, read_meta
@@ -182,7 +183,7 @@ class _Merge:
 
     def _open(self, config: Path, dtype: torch.dtype | None) -> MergedWeights | MegatronWeights:
         component = self._files.component
-        reading = ComponentRead(self._base, component, 0, 1)
+        reading = ComponentRead(MappedShards(self._base.joinpath), component, 0, 1)
         if not is_megatron(reading.state):
             base = None if self._base_model is None else BaseModel(self._base_model)
             meta = self._files.adapter

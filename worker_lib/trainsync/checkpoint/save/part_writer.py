@@ -191,7 +191,7 @@ class PartWriter:
         if self._function is None:
             path = part.path(shard_file_name(part.shard_name, self.rank, self.world_size))
             assert state is not None, "only a function has no staged copy"
-            entries = [self._files.write_state(path, state.state, state.bytes, self._kept)]
+            entries = self._files.write_state(path, state.state, state.bytes, self._kept)
         else:
             if not self.is_collective:
                 self._run_function()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 _LOG = logging.getLogger(__name__)
-_LARGEST_RECORD: Final = 256 << 20  # a manifest of a million files; more is not ours
+_LARGEST_RECORD: Final = 256 << 20
 _DELETED_AT_ONCE: Final = 500
 _NO_UPLOAD: Final = "NoSuchUpload"
 _NOT_OF_THE_STORE: Final = (NotImplementedError, TypeError, AttributeError)
@@ -124,6 +124,7 @@ class Bucket:
         """Put an object that must not be there; one with the very same bytes is fine.
 
         Raises:
+            StoreRefusedError: `get` would refuse it for its size; nothing was put.
             ObjectExistsError: there is another one.
         """
 
@@ -136,6 +137,7 @@ class Bucket:
                 raise ObjectExistsError(f"{self.name}: {key} is there already, with other bytes")
             return there is not None
 
+        self._refuse_unreadable(key, data)
         self._conditional(put, settled, f"putting {key}")
 
     def replace(self, key: str, data: bytes, old: Blob) -> None:
@@ -143,6 +145,7 @@ class Bucket:
 
         Raises:
             ObjectChangedError: another one is there by now, or none.
+            StoreRefusedError: `get` would refuse it for its size; nothing was put.
         """
 
         def put() -> None:
@@ -161,7 +164,15 @@ class Bucket:
                 raise ObjectChangedError(f"{self.name}: another writer has replaced {key}")
             return False
 
+        self._refuse_unreadable(key, data)
         self._conditional(put, settled, f"putting {key}")
+
+    def _refuse_unreadable(self, key: str, data: bytes) -> None:
+        if len(data) > _LARGEST_RECORD:
+            raise StoreRefusedError(
+                f"{self.name}: {key} would have {len(data)} bytes, at most {_LARGEST_RECORD} are "
+                "read; nothing was put"
+            )
 
     def upload(
         self, key: str, blocks: Iterator[bytes | memoryview], size: int, *, estimated: bool = False
@@ -211,22 +222,7 @@ class Bucket:
         """
 
         def fetch(start: int, end: int) -> bytes:
-            def read() -> bytes:
-                try:
-                    found = self._transfers.get(key, options={"range": (start, end)})
-                except Exception as error:
-                    if "range" in str(error).lower():  # it is shorter than that
-                        self._check_size(key, size, self._size_of(key))
-                    raise
-                self._check_size(key, size, found.meta["size"])
-                data = bytes(found.bytes())
-                if len(data) != end - start:
-                    raise StoreUnavailableError(
-                        f"{self.name}: of {key} came {len(data)} bytes, asked for {end - start}"
-                    )
-                return data
-
-            return self._again(read, f"reading {key}")
+            return bytes(self.range(key, size, start, end))
 
         if size == 0:
             there = self._size_of(key)
@@ -235,6 +231,31 @@ class Bucket:
             self._check_size(key, 0, there)
             return iter(())
         return transfer.in_order(size, self.limits.part_bytes, self.limits.parts, fetch)
+
+    def range(self, key: str, size: int, start: int, end: int) -> memoryview:
+        """The bytes of an object of ``size`` bytes from ``start`` on, before ``end``, at once.
+
+        Raises:
+            ObjectMissingError: there is none.
+            ObjectChangedError: it has not ``size`` bytes.
+        """
+
+        def read() -> memoryview:
+            try:
+                found = self._transfers.get(key, options={"range": (start, end)})
+            except Exception as error:
+                if "range" in str(error).lower():  # it is shorter than that
+                    self._check_size(key, size, self._size_of(key))
+                raise
+            self._check_size(key, size, found.meta["size"])
+            data = memoryview(found.bytes())
+            if len(data) != end - start:
+                raise StoreUnavailableError(
+                    f"{self.name}: of {key} came {len(data)} bytes, asked for {end - start}"
+                )
+            return data
+
+        return self._again(read, f"reading {key}")
 
     def folders(self, folder: str) -> list[str]:
         """Keys of the folders right in ``folder``, without a slash at the end."""

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor, Partial
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
+from trainsync.checkpoint.load.reshard.files import MappedShards
 from trainsync.checkpoint.load.reshard.model import ModelLoad
 from trainsync.checkpoint.load.reshard.optimizer import OptimizerLoad, match_groups
 from trainsync.checkpoint.load.reshard.plan import Layout, Split
@@ -39,10 +40,14 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
+def files(directory: Path) -> MappedShards:
+    return MappedShards(directory.joinpath)
+
+
 def load_model(
     directory: Path, component: Component, model: torch.nn.Module, rank: int, world_size: int
 ) -> ModelLoad:
-    load = ModelLoad(ComponentRead(directory, component, rank, world_size), model, rank)
+    load = ModelLoad(ComponentRead(files(directory), component, rank, world_size), model, rank)
     load.read()
     return load
 
@@ -60,8 +65,8 @@ def test_any_mesh_loads_what_any_other_saved(
     saved, live = case
     full = arange(saved.shape).to(dtype)
     directory = tmp_path / str(len(list(tmp_path.iterdir())))
-    files = {rank: {"w": tensor} for rank, tensor in sharded(full, saved).items()}
-    component = save(directory, "model", files, len(saved.ranks))
+    states = {rank: {"w": tensor} for rank, tensor in sharded(full, saved).items()}
+    component = save(directory, "model", states, len(saved.ranks))
     for rank, expected in shards(full, live).items():
         model = Model({"w": dtensor(torch.zeros_like(expected), live, rank)})
         load = load_model(directory, component, model, rank, len(live.ranks))
@@ -155,7 +160,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
 def test_a_missing_rank_is_named(tmp_path: Path) -> None:
     component = save(tmp_path, "model", {rank: {} for rank in (0, 2)}, 3)
     with pytest.raises(CorruptCheckpointError, match=r"no actor/model_world_size_3_rank_1\.pt"):
-        ComponentRead(tmp_path, component, 0, 1)
+        ComponentRead(files(tmp_path), component, 0, 1)
 
 
 def test_a_sum_that_was_never_taken_is_refused(tmp_path: Path) -> None:
@@ -211,7 +216,9 @@ def test_moments_are_cut_anew_and_the_rest_is_copied(tmp_path: Path, world_size:
     for rank, expected in shards(arange((5, 2), torch.float32), live).items():
         parameter = torch.nn.Parameter(dtensor(torch.zeros_like(expected), live, rank))
         optimizer = torch.optim.AdamW([parameter], lr=1.0)
-        load = OptimizerLoad(ComponentRead(tmp_path, component, rank, world_size), optimizer, rank)
+        load = OptimizerLoad(
+            ComponentRead(files(tmp_path), component, rank, world_size), optimizer, rank
+        )
         load.read()
         assert not optimizer.state
         load.apply()
@@ -231,7 +238,7 @@ def test_parameters_are_matched_by_name_where_there_are_names(tmp_path: Path) ->
     component = save(tmp_path, "optim", {0: state}, 1)
     one, two = (torch.nn.Parameter(torch.zeros(n)) for n in (3, 2))
     optimizer = torch.optim.AdamW([("p1", one), ("p0", two)])
-    load = OptimizerLoad(ComponentRead(tmp_path, component, 0, 1), optimizer, 0)
+    load = OptimizerLoad(ComponentRead(files(tmp_path), component, 0, 1), optimizer, 0)
     load.read()
     load.apply()
     assert torch.equal(optimizer.state[one]["exp_avg"], state["state"][1]["exp_avg"])
@@ -245,7 +252,7 @@ def test_sums_of_a_wider_dtype_than_their_parameter_keep_it(tmp_path: Path) -> N
     component = save(tmp_path, "optim", {0: state}, 1)
     parameter = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
     optimizer = torch.optim.SGD([parameter])
-    load = OptimizerLoad(ComponentRead(tmp_path, component, 0, 1), optimizer, 0)
+    load = OptimizerLoad(ComponentRead(files(tmp_path), component, 0, 1), optimizer, 0)
     load.read()
     load.apply()
     assert optimizer.state[parameter]["master"].dtype == torch.float32
@@ -287,7 +294,9 @@ def test_flat_shards_of_fsdp1_are_refused_with_what_was_expected(tmp_path: Path)
     for world_size in (2, 1):
         with pytest.raises(StateMismatchError, match=r"flat shards of FSDP1; expected a DTensor"):
             OptimizerLoad(
-                ComponentRead(tmp_path, component, 0, world_size), torch.optim.AdamW([parameter]), 0
+                ComponentRead(files(tmp_path), component, 0, world_size),
+                torch.optim.AdamW([parameter]),
+                0,
             )
 
 
@@ -318,7 +327,7 @@ def test_other_optimizer_states_are_refused(
     component = save(tmp_path, "optim", {0: state}, 1)
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2))])
     with pytest.raises(error, match=why):
-        OptimizerLoad(ComponentRead(tmp_path, component, 0, 1), optimizer, 0)
+        OptimizerLoad(ComponentRead(files(tmp_path), component, 0, 1), optimizer, 0)
 
 
 def test_parameters_are_matched_by_name_whatever_wraps_the_model() -> None:

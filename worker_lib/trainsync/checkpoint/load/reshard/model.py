@@ -24,6 +24,7 @@ class ModelLoad:
         self._reading = reading
         self._model = model
         self._live = model_state(model)
+        self._beside: dict[str, object] = {}  # values that are no tensors, by their live name
         self._saved = self._matched()
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         for name, value in self._live.items():
@@ -57,9 +58,12 @@ class ModelLoad:
     def read(self) -> None:
         """Check that all tensors are there and fit; the model stays as it is.
 
-        The files are mapped: no second copy of the model is made.
+        No second copy of the model is made, but of what is read from a store.
         """
         self._reading.check()
+        for name, value in self._live.items():
+            if not isinstance(value, torch.Tensor):
+                self._beside[name] = self._reading.real(self._reading.state[self._saved[name]])
 
     def apply(self) -> None:
         """Change the model: its tensors are filled from the files."""
@@ -74,9 +78,7 @@ class ModelLoad:
         # none onto itself.
         self._model.load_state_dict(
             {
-                name: value
-                if isinstance(value, torch.Tensor)
-                else self._reading.state[self._saved[name]]
+                name: value if isinstance(value, torch.Tensor) else self._beside[name]
                 for name, value in self._live.items()
             }
         )

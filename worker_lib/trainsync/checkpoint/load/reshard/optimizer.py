@@ -33,7 +33,8 @@ class OptimizerLoad:
         self._reading = reading
         self._optimizer = optimizer
         self._read: dict[Key, torch.Tensor] = {}
-        states, self._groups = _parts(reading)
+        states, groups = _parts(reading)
+        self._groups: _Groups = reading.real(groups)
         live = optimizer.state_dict()["param_groups"]
         check_same_kind(reading.state.get(OPTIMIZER_CLASS), self._groups, optimizer)
         self._ids = match_groups(self._groups, live)
@@ -44,7 +45,13 @@ class OptimizerLoad:
                 strict=True,
             )
         )
-        self._states = {saved: states[saved] for saved in states}
+        self._states = {
+            saved: {
+                key: value if isinstance(value, torch.Tensor) else reading.real(value)
+                for key, value in state.items()
+            }
+            for saved, state in states.items()
+        }
         for saved, state in self._states.items():
             if saved not in self._ids:
                 raise StateMismatchError(

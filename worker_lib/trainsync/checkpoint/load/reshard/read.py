@@ -1,16 +1,15 @@
 """Read a rank's part of a component out of the shards of however many ranks saved it."""
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
+from trainsync.checkpoint.load.reshard.files import AT_ONCE, Pair, ShardFiles, copy_memory
 from trainsync.checkpoint.load.reshard.plan import (
     BoxCopy,
     Layout,
@@ -25,15 +24,9 @@ from trainsync.checkpoint.load.reshard.shard_files import (
     large_pages,
     layout_of,
     local_of,
-    open_shard,
 )
-from trainsync.checkpoint.save.staging.copy import Copy, copy_all
 
 Key = tuple[Any, ...]  # path into a state's nested mappings
-
-# More fill the memory bus, and the threads of the ranks beside this one copy, too.
-_THREADS: Final = min(os.cpu_count() or 1, 8)
-_AT_ONCE: Final = 64 << 20  # bytes of files that are in this process's memory while it copies
 
 
 @dataclass(frozen=True)
@@ -49,26 +42,24 @@ class ComponentRead:
     """One rank's reads of one component: planned first, then done in one go, file by file.
 
     Attributes:
-        state: what the rank's counterpart among those that saved (`Component.home`) has; its
-            tensors are mapped from the file.
+        state: what the rank's counterpart among those that saved (`Component.home`) has, as
+            `ShardFiles.open` gives it.
 
     Args:
-        directory: of the step.
+        files: those of the step.
         rank, world_size: of those that load.
-        locate: where to open a file, by its path in the step; None: in ``directory``.
     """
 
     def __init__(
         self,
-        directory: Path,
+        files: ShardFiles,
         component: Component,
         rank: int,
         world_size: int,
-        locate: Callable[[str], Path] | None = None,
     ) -> None:
         self.component = component
         self.same_ranks = component.world_size == world_size or component.one_for_all
-        self._locate = directory.joinpath if locate is None else locate
+        self._files = files
         self._home = component.home(rank, world_size)
         # A value that is not sharded is rank 0's on all ranks, unless each rank has its own again.
         self._plain_home = self._home if self.same_ranks else 0
@@ -76,7 +67,8 @@ class ComponentRead:
         self.state = self._open(self._home)
         self._wants: dict[Key, _Want] = {}
         self._copies: dict[Key, int] = {}
-        self._mapped: dict[int, Any] = {}
+        self._opened: dict[int, Any] = {}
+        self._brought: dict[Key, torch.Tensor] | None = None
 
     def keeps(self, live: torch.Tensor) -> bool:
         """Whether ``live``, if it was a plain tensor when saved, may differ from rank to rank."""
@@ -112,16 +104,20 @@ class ComponentRead:
     def check(self) -> None:
         """Check that all wanted tensors are there, before any of them is copied.
 
+        Of files that are not mapped they are read here: after it nothing can fail any more.
+
         Raises:
-            CorruptCheckpointError: a rank's file does not have its part.
+            CorruptCheckpointError: a rank's file does not have its part, or differs.
             StateMismatchError: ranks differ where they must not.
+            StoreError: the files are in a store, which cannot be read.
         """
         for key, want in self._wants.items():
-            parts = [(piece, self._part(piece.rank, key)) for piece in want.pieces]
-            if key in self._copies:
-                other = self._copy(key)
-                for piece, part in parts:
-                    self._compare(part[piece.source], other[piece.source], key)
+            for piece in want.pieces:
+                self._part(piece.rank, key)
+        if not self._files.mapped:
+            self._brought = self._empty()
+            self._files.copy(self._pairs(self._brought))
+        self._compare_copies()
 
     def read(self) -> dict[Key, torch.Tensor]:
         """All wanted tensors, as CPU tensors that own their memory.
@@ -130,27 +126,27 @@ class ComponentRead:
             See `check`.
         """
         self.check()
-        filled = {
-            key: large_pages(torch.empty(local_shape(want.wanted), dtype=want.dtype))
-            for key, want in self._wants.items()
-        }
-        self.fill(filled)
+        if self._brought is not None:
+            filled, self._brought = self._brought, None
+        else:
+            filled = self._empty()
+            self._files.copy(self._pairs(filled))
+        self._opened.clear()
         return filled
 
     def fill(self, targets: Mapping[Key, torch.Tensor]) -> None:
         """Copy the wanted tensors, after `check`, into tensors of their shapes and dtypes, on any
         device. Then the files are closed."""
-        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        size = 0
-        for key, target in targets.items():
-            for piece in self._wants[key].pieces:
-                copies.append((target[piece.target], self._part(piece.rank, key)[piece.source]))
-                size += copies[-1][0].nbytes
-            if size >= _AT_ONCE:
-                _copy(copies)
-                copies, size = [], 0
-        _copy(copies)
-        self._mapped.clear()
+        if self._brought is None:
+            self._files.copy(self._pairs(targets))
+        else:
+            copy_memory([(target, self._brought[key]) for key, target in targets.items()])
+            self._brought = None
+        self._opened.clear()
+
+    def real(self, value: Any) -> Any:
+        """A part of `state`, with tensors that can be read as they are. Raises as `check`."""
+        return self._files.real(self.component.path(self._home), value)
 
     def tensor(self, key: Key, *, into: torch.Tensor | None = None) -> torch.Tensor:
         """One of what was wanted, as `read` returns it. Files that it opens stay mapped, but what
@@ -179,16 +175,52 @@ class ComponentRead:
     def _open(self, rank: int) -> Any:
         if rank == self._home and hasattr(self, "state"):
             return self.state
-        path = self._locate(self.component.path(rank))
-        state = open_shard(path)
+        path = self.component.path(rank)
+        state = self._files.open(path)
         if not isinstance(state, Mapping):
             raise CorruptCheckpointError(f"{path} holds a {type(state).__name__}, not a mapping")
         return state
 
-    def _map(self, rank: int) -> Any:
-        if rank not in self._mapped:
-            self._mapped[rank] = self._open(rank)
-        return self._mapped[rank]
+    def _state(self, rank: int) -> Any:
+        if rank not in self._opened:
+            self._opened[rank] = self._open(rank)
+        return self._opened[rank]
+
+    def _empty(self) -> dict[Key, torch.Tensor]:
+        return {
+            key: large_pages(torch.empty(local_shape(want.wanted), dtype=want.dtype))
+            for key, want in self._wants.items()
+        }
+
+    def _pairs(self, targets: Mapping[Key, torch.Tensor]) -> Iterator[Pair]:
+        for key, target in targets.items():
+            for piece in self._wants[key].pieces:
+                source = self._part(piece.rank, key)[piece.source]
+                yield self.component.path(piece.rank), target[piece.target], source
+
+    def _compare_copies(self) -> None:
+        """See that the last rank has the same, of what all ranks must have alike."""
+        held: list[tuple[Key, BoxCopy, torch.Tensor]] = []
+        size = 0
+        for key in self._copies:
+            other = self._copy(key)
+            for piece in self._wants[key].pieces:
+                held.append((key, piece, other[piece.source]))
+                size += held[-1][2].nbytes
+            if size >= AT_ONCE:
+                self._compare_all(held)
+                held, size = [], 0
+        self._compare_all(held)
+
+    def _compare_all(self, held: list[tuple[Key, BoxCopy, torch.Tensor]]) -> None:
+        path = self.component.path(max(self.component.ranks))
+        others = self._files.real(path, [other for _, _, other in held])
+        for (key, piece, _), other in zip(held, others, strict=True):
+            if self._brought is None:
+                one = self._part(piece.rank, key)[piece.source]
+            else:
+                one = self._brought[key][piece.target]
+            self._compare(one, other, key)
 
     def _tensor(self, state: Any, rank: int, key: Key, name: str) -> torch.Tensor:
         try:
@@ -205,7 +237,7 @@ class ComponentRead:
     def _part(self, rank: int, key: Key) -> torch.Tensor:
         """The rank's own part, after a check that it is as planned."""
         want = self._wants[key]
-        tensor = self._tensor(self._map(rank), rank, key, want.name)
+        tensor = self._tensor(self._state(rank), rank, key, want.name)
         local = local_of(tensor)
         coordinate = want.layout.coordinate(rank)
         expected = () if coordinate is None else local_shape(want.layout.held(coordinate))
@@ -224,7 +256,7 @@ class ComponentRead:
     def _copy(self, key: Key) -> torch.Tensor:
         """The last rank's copy of a tensor that all ranks must have alike."""
         want, rank = self._wants[key], self._copies[key]
-        other = local_of(self._tensor(self._map(rank), rank, key, want.name))
+        other = local_of(self._tensor(self._state(rank), rank, key, want.name))
         if other.shape != want.layout.shape:
             raise self._differs(key)
         return other
@@ -240,19 +272,6 @@ class ComponentRead:
             f"({self.component.path(self._copies[key])}); "
             "expected a DTensor (FSDP2's fully_shard), or the same on all ranks"
         )
-
-
-def _copy(copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Fill the first of each pair from the second, which is mapped from a file."""
-    plain = []
-    for target, source in copies:
-        if target.device.type == "cpu" and target.is_contiguous() and source.is_contiguous():
-            plain.append(Copy(target.data_ptr(), source.data_ptr(), target.nbytes))
-        else:
-            target.copy_(source)
-    copy_all(plain, _THREADS)
-    for _, source in copies:
-        forget_pages(source)
 
 
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import torch
 import torch.distributed.tensor  # registers DTensor for weights_only loading
@@ -106,13 +106,23 @@ def open_shard(path: Path, *, mapped: bool = True) -> Any:
         CorruptCheckpointError: it cannot be understood.
         MemoryError: there is no room for it, which is no damage.
     """
+    return read_archive(path, str(path), map_location="cpu", mmap=mapped)
+
+
+def read_archive(file: Path | BinaryIO, name: str, **how: Any) -> Any:
+    """As `open_shard`, also of a file that is none of this machine's.
+
+    Args:
+        name: for messages.
+        how: see `torch.load`.
+    """
     with _quiet_meshes():
         try:
-            return torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
+            return torch.load(file, weights_only=True, **how)
         except Exception as error:  # unpickling rubbish raises anything
             if lacks_memory(error):
-                raise MemoryError(f"{path}: {error}") from error
-            raise CorruptCheckpointError(f"{path} cannot be read: {error}") from error
+                raise MemoryError(f"{name}: {error}") from error
+            raise CorruptCheckpointError(f"{name} cannot be read: {error}") from error
 
 
 def lacks_memory(error: Exception) -> bool:

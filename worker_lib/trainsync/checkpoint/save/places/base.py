@@ -58,8 +58,12 @@ class PartPlace(Protocol):
         """Take back a receipt of a dead writer, which speaks of other bytes."""
         ...
 
-    def write_state(self, path: str, state: Any, size: int, kept: KeptFile | None) -> FileEntry:
+    def write_state(
+        self, path: str, state: Any, size: int, kept: KeptFile | None
+    ) -> list[FileEntry]:
         """Write ``state`` so that ``torch.load(weights_only=True)`` reads it; it is durable then.
+
+        Returns its file, and what lies beside the file.
 
         Args:
             path: relative to the step.

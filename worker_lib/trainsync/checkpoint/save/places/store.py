@@ -27,7 +27,8 @@ from trainsync.checkpoint.save import ending
 from trainsync.checkpoint.save.files.stream import buffered
 from trainsync.checkpoint.save.files.writer import without_crc
 from trainsync.failpoints import failpoint
-from trainsync.storage import digest
+from trainsync.storage import block_digests, digest
+from trainsync.storage.errors import UnsafePathError
 from trainsync.storage.layout import check_not_reserved
 from trainsync.storage.objects import keys
 from trainsync.storage.objects.bucket import Bucket
@@ -57,6 +58,7 @@ class _DigestingUpload(io.RawIOBase):
     def __init__(self, upload: Upload) -> None:
         self._upload = upload
         self._hasher = digest.new_hasher()
+        self._blocks = block_digests.BlockHasher()
         self.size = 0
         self.error: Exception | None = None
         """The error of a write; torch hides it behind an error of its own."""
@@ -72,6 +74,7 @@ class _DigestingUpload(io.RawIOBase):
                     raise SaveAbandonedError("the process exited before the part was written")
                 block = view[start : start + _BLOCK]
                 self._hasher.update(block)
+                self._blocks.update(block)
                 self._upload.write(block)
                 self.size += len(block)
         except Exception as error:
@@ -81,6 +84,9 @@ class _DigestingUpload(io.RawIOBase):
 
     def digest(self) -> str:
         return digest.format_digest(self._hasher)
+
+    def blocks(self) -> block_digests.BlockDigests | None:
+        return self._blocks.finish()
 
 
 class StorePart:
@@ -115,7 +121,9 @@ class StorePart:
     def withdraw(self) -> None:
         """See `PartPlace`. A receipt is never taken back: its objects do not change."""
 
-    def write_state(self, path: str, state: Any, size: int, kept: KeptFile | None) -> FileEntry:
+    def write_state(
+        self, path: str, state: Any, size: int, kept: KeptFile | None
+    ) -> list[FileEntry]:
         """See `PartPlace`; a whole object is begun again, at most twice, when the store failed."""
         assert kept is None, "a run in a store keeps no shards in memory"
 
@@ -136,7 +144,11 @@ class StorePart:
 
     def write_small(self, files: Mapping[str, bytes]) -> list[FileEntry]:
         """See `PartPlace`."""
-        return [self._write(path, partial(_put, data), len(data)) for path, data in files.items()]
+        return [
+            entry
+            for path, data in files.items()
+            for entry in self._write(path, partial(_put, data), len(data))
+        ]
 
     def produce(self, save_fn: Callable[[Path], object]) -> None:
         """See `PartPlace`; the directory is on this machine, and goes with the part."""
@@ -162,7 +174,7 @@ class StorePart:
                 with path.open("rb") as source:
                     shutil.copyfileobj(source, file, _BLOCK)
 
-            entries.append(self._write(place(relative), copy, path.stat().st_size))
+            entries += self._write(place(relative), copy, path.stat().st_size)
         return entries
 
     def clear(self) -> None:
@@ -180,8 +192,26 @@ class StorePart:
         """See `PartPlace`."""
         self._records.write_failure(failure)
 
-    def _write(self, path: str, produce: Callable[[BinaryIO], object], size: int) -> FileEntry:
+    def _write(
+        self, path: str, produce: Callable[[BinaryIO], object], size: int
+    ) -> list[FileEntry]:
+        """Put a file, and beside a file of several blocks their digests."""
         check_not_reserved(path)
+        if path.endswith(block_digests.SUFFIX):
+            raise UnsafePathError(
+                f"{path!r} is refused: files whose names end in {block_digests.SUFFIX} hold the "
+                "digests of others; choose another name"
+            )
+        entry, blocks = self._put_file(path, produce, size)
+        if blocks is None:
+            return [entry]
+        data = blocks.encode()
+        beside, _ = self._put_file(block_digests.beside(path), partial(_put, data), len(data))
+        return [entry, beside]
+
+    def _put_file(
+        self, path: str, produce: Callable[[BinaryIO], object], size: int
+    ) -> tuple[FileEntry, block_digests.BlockDigests | None]:
         folder = names.folder(self._step, *self._owner, self._writer)
         key = keys.shard(folder, self._number, path)
         upload = Upload(self._bucket, key, size)
@@ -200,7 +230,7 @@ class StorePart:
             raise
         self._number += 1
         failpoint("live.shard")
-        return FileEntry(path, file.size, file.digest())
+        return FileEntry(path, file.size, file.digest()), file.blocks()
 
 
 def _put(data: bytes, file: BinaryIO) -> None:

@@ -84,11 +84,13 @@ class VolumePart:
         """See `PartPlace`."""
         receipts.withdraw_receipt(self._save, self._participant)
 
-    def write_state(self, path: str, state: Any, size: int, kept: KeptFile | None) -> FileEntry:
+    def write_state(
+        self, path: str, state: Any, size: int, kept: KeptFile | None
+    ) -> list[FileEntry]:
         """See `PartPlace`."""
         del size
         self._make()
-        return files.write_state(self._files, path, state, kept)
+        return [files.write_state(self._files, path, state, kept)]
 
     def write_small(self, files_: Mapping[str, bytes]) -> list[FileEntry]:
         """See `PartPlace`."""

@@ -1,0 +1,191 @@
+"""Shards in a store: opened by their index alone; a rank reads the ranges that it needs.
+
+No file of this machine is made. What is wanted goes into its target, beside which `ranges.AT_ONCE`
+ranges are in memory at most.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, BinaryIO, Final, Self, cast
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from trainsync.checkpoint.load.ranged_file import RangedFile
+from trainsync.checkpoint.load.ranges import Part, Ranges
+from trainsync.checkpoint.load.reshard.files import AT_ONCE, Pair
+from trainsync.checkpoint.load.reshard.shard_files import local_of, read_archive
+from trainsync.checkpoint.load.resume import Resume
+from trainsync.checkpoint.load.stored import StoredFiles
+from trainsync.checkpoint.save.staging.pytree import map_tensors
+from trainsync.storage import block_digests
+
+_AHEAD: Final = 32 << 20  # of a file that is read from its begin to its end
+
+
+class StoredShards:
+    """See `ShardFiles`: the files of a checkpoint in a store, each byte compared with the manifest.
+
+    Tensors of an opened file are on the meta device: one that is used without `copy` or `real`
+    raises.
+    """
+
+    mapped = False
+
+    def __init__(self, resume: Resume, files: StoredFiles) -> None:
+        self._ranges = Ranges(resume, files)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ranges.forget()
+
+    def find(self, paths: Iterable[str]) -> None:
+        """Have in memory what parts of the files are checked by. Raises as `open`."""
+        self._ranges.prepare(paths)
+
+    def in_memory(self, path: str) -> bool:
+        """True: what is read of any file is checked on its way."""
+        del path
+        return True
+
+    def bytes(self, paths: Iterable[str]) -> tuple[int, int]:
+        """How many bytes came from memory, and from the store so far."""
+        del paths
+        return 0, self._ranges.fetched
+
+    def open(self, path: str) -> Any:
+        """See `ShardFiles`.
+
+        Raises:
+            CorruptCheckpointError: the file is gone, differs, or cannot be understood.
+            StoreError: the store cannot be read.
+        """
+        state = self._read(path, self._ranges.block(path) or block_digests.BLOCK, "meta")
+        if any(_offset(local_of(tensor)) is None for tensor in _tensors(state)):
+            return self.load(path)  # an older torch, or its format without an index
+        # The ranks of a mesh are a tensor of the file, too.
+        meshes = {id(t._spec.mesh): t._spec.mesh for t in _tensors(state) if isinstance(t, DTensor)}
+        ranks = self.real(path, [mesh._rank_map for mesh in meshes.values()])
+        for mesh, real in zip(meshes.values(), ranks, strict=True):
+            mesh._rank_map = real
+        return state
+
+    def load(self, path: str, map_location: str | torch.device = "cpu") -> Any:
+        """See `ShardFiles`. Raises as `open`."""
+        return self._read(path, _AHEAD, map_location)
+
+    def copy(self, pairs: Iterable[Pair]) -> None:
+        """See `ShardFiles`. Raises as `open`."""
+        parts: list[Part] = []
+        between: list[tuple[Pair, torch.Tensor]] = []
+        size = 0
+        for path, target, source in _in_pieces(pairs):
+            if not source.is_meta:
+                target.copy_(source)
+            elif not source.numel():
+                continue
+            elif target.device.type == "cpu" and _is_plain(target) and source.is_contiguous():
+                parts.append(Part(path, _start(source), _bytes_of(target)))
+            else:
+                # Rows with gaps between them, or a target elsewhere: the bytes from the first
+                # element to the last are read, and copied from there.
+                span = torch.empty(_span(source), dtype=torch.uint8)
+                parts.append(Part(path, _start(source), _bytes_of(span)))
+                between.append(((path, target, source), span))
+                size += span.nbytes
+            if size >= AT_ONCE:
+                self._fill(parts, between)
+                parts, between, size = [], [], 0
+        self._fill(parts, between)
+
+    def real(self, path: str, value: Any) -> Any:
+        """See `ShardFiles`. Raises as `open`."""
+        pairs: list[Pair] = []
+
+        def make(tensor: torch.Tensor, _: object) -> torch.Tensor:
+            local = local_of(tensor)
+            if not local.is_meta:
+                return tensor
+            made = torch.empty(local.shape, dtype=local.dtype)
+            pairs.append((path, made, local))
+            if isinstance(tensor, DTensor):
+                return DTensor(made, tensor._spec, requires_grad=False)
+            return made
+
+        found = map_tensors(value, make)
+        self.copy(pairs)
+        return found
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _read(self, path: str, ahead: int, map_location: str | torch.device) -> Any:
+        file = RangedFile(self._ranges, path, ahead)
+        try:
+            return read_archive(cast(BinaryIO, file), path, map_location=map_location)
+        except Exception:
+            if file.error is not None:
+                raise file.error from None
+            raise
+
+    def _fill(self, parts: list[Part], between: list[tuple[Pair, torch.Tensor]]) -> None:
+        self._ranges.read(parts)
+        for (_, target, source), span in between:
+            target.copy_(span.view(source.dtype).as_strided(source.shape, source.stride(), 0))
+
+
+def _in_pieces(pairs: Iterable[Pair]) -> Iterator[Pair]:
+    """The same, cut so far that the bytes from the first element of each to its last fit into
+    memory: those of a few columns are nearly all bytes of a tensor."""
+    for path, target, source in pairs:
+        size = _span(source) if source.numel() else 0
+        if size <= AT_ONCE:
+            yield path, target, source
+            continue
+        dim = next(dim for dim, length in enumerate(source.shape) if length > 1)
+        cuts = min(-(-size // AT_ONCE), source.shape[dim])
+        both = zip(target.chunk(cuts, dim), source.chunk(cuts, dim), strict=True)
+        yield from _in_pieces((path, some, of) for some, of in both)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _tensors(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _offset(tensor: torch.Tensor) -> int | None:
+    """Where the storage of a tensor on the meta device lies in its file, as `torch.load` noted."""
+    offset: int | None = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
+    return offset
+
+
+def _start(tensor: torch.Tensor) -> int:
+    offset = _offset(tensor)
+    assert offset is not None, "open has looked, and found one of each tensor"
+    return offset + int(tensor.storage_offset()) * tensor.element_size()
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Bytes from the first element to the last; it has one at least."""
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and not tensor.requires_grad
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
