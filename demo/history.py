@@ -44,8 +44,9 @@ class Kill:
 
 @dataclass
 class History:
-    """Collects from every snapshot the facts that the promises need."""
+    """Collects from every snapshot the facts that the promises need; ``faults`` are to be done."""
 
+    faults: tuple[Fault, ...] = tuple(Fault)
     last: Snapshot = field(default_factory=Snapshot)
     rewards: dict[int, float] = field(default_factory=dict)
     probe_differences: dict[int, float] = field(default_factory=dict)
@@ -80,19 +81,19 @@ class History:
         self.kills.append(Kill(fault, self.last, seconds, self.last.committed))
 
     def next_fault(self, commits: int) -> Fault | None:
-        """What to kill now: first a process, then a pod, each when there is something new to
-        resume from (at first ``commits`` saves) and steps remain for that."""
-        last = self.last
+        """The next of the faults, when there is something new to resume from (at first ``commits``
+        saves) and steps remain for that."""
+        last, left = self.last, self.faults[len(self.kills) :]
+        if not left:
+            return None
         if last.finished or last.phase != "Running" or last.step is None or last.committed is None:
             return None
         if last.total is not None and last.step >= last.total:
             return None
         if not self.kills:
-            return Fault.PROCESS if len(self.commits) >= commits else None
+            return left[0] if len(self.commits) >= commits else None
         resumed = self.kills[-1].resumed
-        if len(self.kills) == 1 and resumed is not None and last.committed > resumed:
-            return Fault.POD
-        return None
+        return left[0] if resumed is not None and last.committed > resumed else None
 
 
 def _resumed_step(snapshot: Snapshot) -> int:

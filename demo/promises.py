@@ -50,24 +50,23 @@ def _complete(history: History) -> Promise:
 
 def _one_new_job(history: History) -> Promise:
     last = history.last
-    text = "a killed process restarts in its pod, and a killed pod costs one new job"
     after = {kill.fault: kill.after for kill in history.kills}
+    kept = after.get(Fault.POD) is not None and (last.attempt, last.restarts) == (1, 1)
+    seen = f"attempt {last.attempt}, {last.restarts} restarts"
+    if Fault.PROCESS not in history.faults:
+        return Promise("a killed pod costs one new job", kept, seen)
     in_place = after.get(Fault.PROCESS)
-    kept = (
-        in_place is not None
-        and (in_place.attempt, in_place.restarts_in_place) == (0, 1)
-        and after.get(Fault.POD) is not None
-        and (last.attempt, last.restarts) == (1, 1)
-    )
     count = 0 if in_place is None else in_place.restarts_in_place
-    seen = f"{count} restarts in place, then attempt {last.attempt}, {last.restarts} restarts"
-    return Promise(text, kept, seen)
+    kept &= in_place is not None and in_place.attempt == 0 and count == 1
+    text = "a killed process restarts in its pod, and a killed pod costs one new job"
+    return Promise(text, kept, f"{count} restarts in place, then {seen}")
 
 
 def _nothing_lost(history: History) -> Promise:
     text = "no step is lost past the last commit"
-    if len(history.kills) < len(Fault):
-        return Promise(text, False, f"{len(history.kills)} of {len(Fault)} kills were done")
+    if len(history.kills) < len(history.faults):
+        done = f"{len(history.kills)} of {len(history.faults)} kills were done"
+        return Promise(text, False, done)
     kept, seen = True, []
     for kill in history.kills:
         resumed, committed = kill.resumed, kill.at.committed
