@@ -7,10 +7,7 @@ import time
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.table import Table
 from trainsync.api import names
-from trainsync.api.status import AccountStatus
-from trainsync.cli.run import account
 
 from demo import diagnose, faults
 from demo.bucket import Bucket
@@ -20,6 +17,7 @@ from demo.kubectl import Object
 from demo.platform import Platform
 from demo.promises import Promise, Verification, check
 from demo.snapshot import snapshot_of
+from demo.times import show_times
 from demo.view import View
 
 COMMITS_BEFORE_KILL = 2
@@ -99,19 +97,12 @@ class Play:
             faults.kill_pod_processes(kubectl, pod, self.namespace)
 
     def _show_times(self, name: str, history: History) -> None:
-        """Print how long training stood still, and where the seconds of the run's pods went."""
-        place = "the volume" if self.bucket is None else "the bucket"
-        table = Table("killed", "until the next step", "how it went on", title="Pauses")
-        for kill in history.kills:
-            pause = "never" if kill.pause is None else f"{kill.pause:.1f} s"
-            how = "in its pod" if kill.fault is Fault.PROCESS else f"a new job loads from {place}"
-            table.add_row(kill.fault.value, pause, how)
-        self.console.print(table)
-        run = self.platform.kubectl.get(names.PLURAL, name, self.namespace) or {}
-        found = (run.get("status") or {}).get("account")
-        if found is not None:
-            self.console.print(f"trainsync run account {name}:", highlight=False)
-            account.show(AccountStatus.model_validate(found), self.console)
+        run = self.platform.kubectl.get(names.PLURAL, name, self.namespace)
+        if run is None:
+            raise DemoError(f"TrainingRun {self.namespace}/{name} was deleted after it finished")
+        show_times(
+            self.console, run, history, "the volume" if self.bucket is None else "the bucket"
+        )
 
     def _verify(self, name: str) -> Verification:
         """Verify the checkpoints: those on the volume from the monitor's pod, which mounts it."""
