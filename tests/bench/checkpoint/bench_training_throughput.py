@@ -105,8 +105,8 @@ def tail(log: Path) -> str:
 class Training:
     """A step of one trainer rank of the example."""
 
-    def __init__(self) -> None:
-        self.config = config = Config()
+    def __init__(self, config: Config) -> None:
+        self.config = config
         self.model = build_model(config)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.learning_rate)
         self.prompts = make_prompts(
@@ -140,7 +140,7 @@ class Training:
 def one_process() -> dict[str, float]:
     """Ratios for one process that only trains, and the cost of its saves."""
     torch.manual_seed(0)
-    training = Training()
+    training = Training(Config())
     took: dict[str, list[float]] = {name: [] for name in ("step_saved", "step", "saved", "plain")}
     saved = 0
     with scratch() as directory:
