@@ -12,6 +12,7 @@ from trainsync.checkpoint.errors import (
     StateMismatchError,
     UnsupportedStateError,
 )
+from trainsync.checkpoint.load.reshard.files import MappedShards
 from trainsync.checkpoint.load.state import StateLoad
 from trainsync.checkpoint.save.staging.pytree import map_tensors
 from trainsync.checkpoint.training_state import LiveState, rng_state, set_rng_state, training_state
@@ -63,7 +64,13 @@ def load(
 ) -> StateLoad:
     component = save(directory, "extra_state", states, saved_by or len(states))
     made = StateLoad(
-        directory.joinpath, component, LiveState(**live), rank, world_size, rng=rng, combine=combine
+        MappedShards(directory.joinpath),
+        component,
+        LiveState(**live),
+        rank,
+        world_size,
+        rng=rng,
+        combine=combine,
     )
     made.read()
     return made
@@ -205,13 +212,21 @@ def test_a_state_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_without_the_component_is_enough_when_nothing_of_it_is_needed(
     tmp_path: Path,
 ) -> None:
-    made = StateLoad(tmp_path.joinpath, None, LiveState(), 0, 1, rng=True, combine=None)
+    made = StateLoad(
+        MappedShards(tmp_path.joinpath), None, LiveState(), 0, 1, rng=True, combine=None
+    )
     made.read()
     made.apply()
     assert set(made.not_restored) == {"rng"}
     with pytest.raises(StateMismatchError, match="no component extra_state, so no scheduler"):
         StateLoad(
-            tmp_path.joinpath, None, LiveState(scheduler=scheduler()), 0, 1, rng=True, combine=None
+            MappedShards(tmp_path.joinpath),
+            None,
+            LiveState(scheduler=scheduler()),
+            0,
+            1,
+            rng=True,
+            combine=None,
         )
 
 
