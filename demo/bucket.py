@@ -21,8 +21,9 @@ from devcluster import lifecycle, object_store
 from devcluster.shell import Progress
 from devcluster.tools import ensure_store_servers
 
-_BUCKET = "checkpoints"
-_SECRET = "trainsync-demo-bucket"
+BUCKET = "checkpoints"
+KEYS = "trainsync-demo-bucket"
+"""The Kubernetes Secret with the bucket's keys."""
 _VERIFY_SECONDS = 120
 
 
@@ -35,25 +36,30 @@ class Bucket:
     secret: str = field(repr=False)
 
     def secret_object(self) -> Object:
-        """The Kubernetes Secret with the keys."""
+        """The Secret `KEYS`."""
         keys = {"AWS_ACCESS_KEY_ID": self.access, "AWS_SECRET_ACCESS_KEY": self.secret}
-        metadata = {"name": _SECRET}
+        metadata = {"name": KEYS}
         return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": keys}
 
     def url(self, run: str) -> str:
         """Where the checkpoints of a run are."""
-        return f"s3://{_BUCKET}/{run}"
+        return f"s3://{BUCKET}/{run}"
 
-    def fit(self, run: Object) -> Object:
-        """A copy of a TrainingRun whose checkpoints are in this bucket, and on no volume."""
+    def storage(self, run: str) -> Object:
+        """`spec.checkpoint.storage` of a run: this bucket, and no volume."""
         store = {
-            "url": self.url(str(run["metadata"]["name"])),
+            "url": self.url(run),
             "endpoint": self.endpoint,
             "region": object_store.REGION,
             "allowHttp": True,
-            "credentials": {"secretRef": {"name": _SECRET}},
+            "credentials": {"secretRef": {"name": KEYS}},
         }
-        checkpoint = {**run["spec"]["checkpoint"], "storage": {"objectStore": store}}
+        return {"objectStore": store}
+
+    def fit(self, run: Object) -> Object:
+        """A copy of a TrainingRun whose checkpoints are in this bucket."""
+        storage = self.storage(str(run["metadata"]["name"]))
+        checkpoint = {**run["spec"]["checkpoint"], "storage": storage}
         return {**run, "spec": {**run["spec"], "checkpoint": checkpoint}}
 
     def verify(self, run: str) -> str:
@@ -103,7 +109,7 @@ def serving() -> Iterator[Bucket]:
     access, secret = f"demo{secrets.token_hex(8)}", secrets.token_hex(20)
     with tempfile.TemporaryDirectory(prefix="trainsync-demo-") as directory:
         root = Path(directory) / "buckets"
-        (root / _BUCKET).mkdir(parents=True)
+        (root / BUCKET).mkdir(parents=True)
         port = object_store.free_port(host)
         with object_store.serving(program, root, host, port, access, secret):
             yield Bucket(f"http://{host}:{port}", access, secret)

@@ -108,7 +108,7 @@ class Play:
         """Verify the checkpoints: those on the volume from the monitor's pod, which mounts it."""
         if self.bucket is not None:
             try:
-                return _verified(self.bucket.verify(name))
+                return verified(self.bucket.verify(name))
             except DemoError as error:
                 return Verification(problem=str(error))
         kubectl = self.platform.kubectl
@@ -119,7 +119,7 @@ class Play:
         pod = f"deployment/{names.monitor_name(name)}"
         try:
             # The command fails if a checkpoint is damaged.
-            return _verified(kubectl.exec(pod, self.namespace, *words, timeout=_VERIFY_SECONDS))
+            return verified(kubectl.exec(pod, self.namespace, *words, timeout=_VERIFY_SECONDS))
         except KubectlError as error:
             return Verification(problem=str(error))
 
@@ -128,6 +128,7 @@ class Play:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _verified(text: str) -> Verification:
+def verified(text: str) -> Verification:
+    """What the JSON of `trainsync checkpoints verify` says."""
     saves = json.loads(text)["saves"]
     return Verification(tuple(save["step"] for save in saves if not save["problem"]))

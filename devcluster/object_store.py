@@ -71,7 +71,7 @@ def wait_for_port(process: "subprocess.Popen[bytes]", port: int, host: str = "12
                     f"the object store does not listen on {host}:{port} after "
                     f"{_START_SECONDS:.0f} s"
                 ) from None
-            time.sleep(0.05)
+            time.sleep(0.05)  # a server tells nobody that it listens
 
 
 def free_port(host: str) -> int:

@@ -15,8 +15,11 @@ from trainsync.storage.objects import commits, inspecting
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.opening import StoreOptions, open_store
 
+import demo.bucket
+from demo.bucket import BUCKET, KEYS
 from demo.kubectl import Object
 from demo.platform import Platform, devcluster_name, own_cluster
+from demo.play import verified
 from devcluster import lifecycle
 from devcluster.shell import Progress
 from devcluster.tools import ensure_store_servers
@@ -26,7 +29,7 @@ from tests.store.server import ACCESS, REGION, SECRET, Server, serving
 # Without the fixtures' time: the first server is built from source.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600, func_only=True)]
 
-NAME, BUCKET, KEYS = "in-bucket", "checkpoints", "bucket-keys"
+NAME = "in-bucket"
 STEPS, INTERVAL, KEPT = 40, 4, 2
 # A save that fails for the server's death ends the example's attempt.
 POLICY = {"maxRestarts": 2, "backoffSeconds": 0}
@@ -72,18 +75,10 @@ def test_a_run_without_a_volume_outlives_its_trainer_its_bucket_s_server_and_its
     platform: Platform, server: Server, bucket: Bucket, again: ExitStack
 ) -> None:
     kubectl, namespace = platform.kubectl, harness.NAMESPACE
-    keys = {"AWS_ACCESS_KEY_ID": ACCESS, "AWS_SECRET_ACCESS_KEY": SECRET}
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": KEYS}, "stringData": keys}
-    kubectl.apply(secret, namespace=namespace)
-    store = {
-        "url": f"s3://{BUCKET}/{NAME}",
-        "endpoint": server.endpoint,
-        "region": REGION,
-        "allowHttp": True,
-        "credentials": {"secretRef": {"name": KEYS}},
-    }
+    place = demo.bucket.Bucket(server.endpoint, ACCESS, SECRET)
+    kubectl.apply(place.secret_object(), namespace=namespace)
     checkpoint = {
-        "storage": {"objectStore": store},
+        "storage": place.storage(NAME),
         "interval": INTERVAL,
         "maxToKeep": KEPT,
         "verify": "digest",
@@ -101,11 +96,12 @@ def test_a_run_without_a_volume_outlives_its_trainer_its_bucket_s_server_and_its
         victim = trainers[-1]["metadata"]["name"]
         words = ("delete", "pod", victim, "--grace-period=0", "--force", "--wait=false")
         kubectl.run("-n", namespace, *words)
-        run.wait(
+        resumed = run.wait(
             lambda seen, _: seen.metrics.get("resumed_step", 0) >= INTERVAL,
             "the next attempt goes on from the bucket",
             240,
         )
+        assert (resumed.attempt, resumed.restarts) == (1, 1)
         os.kill(server.pid, signal.SIGKILL)
         run.wait(lambda _, raw: STORE_FAILING in reasons(raw), "the run says so", 120)
         again.enter_context(serving(server.program, server.root, server.host, server.port))
@@ -127,3 +123,4 @@ def test_a_run_without_a_volume_outlives_its_trainer_its_bucket_s_server_and_its
     for step in steps:
         stored = commits.read_manifest(bucket, CHECKPOINT, step)
         assert inspecting.size_findings(bucket, stored) == []
+    assert verified(place.verify(NAME)).whole == tuple(steps)

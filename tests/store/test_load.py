@@ -159,7 +159,7 @@ def test_a_shard_is_read_without_a_file(place: Place) -> None:
 def in_bucket(url: str, environ: dict[str, str], last: int) -> dict[str, Any]:
     """`train` of the ranks' tests, in a process that the bucket's variables are given to."""
     os.environ.update(environ)
-    return train(url, last)  # type: ignore[arg-type]
+    return train(url, last)
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def build_model() -> torch.nn.Module:
 class Job:
     """One rank; resumes from the commit in ``directory``, on any number of ranks."""
 
-    def __init__(self, directory: Path, *, combine: Any = None) -> None:
+    def __init__(self, directory: Path | str, *, combine: Any = None) -> None:
         if not dist.is_initialized():
             dist.init_process_group("gloo")
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()

@@ -30,7 +30,7 @@ def start_over(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"order": torch.empty(0, dtype=torch.long), "generator": states[0]["generator"]}
 
 
-def train(directory: Path, last: int) -> dict[str, Any]:
+def train(directory: Path | str, last: int) -> dict[str, Any]:
     job = Job(directory, combine=start_over)
     before = job.whole()
     losses = job.run(last)

@@ -58,7 +58,7 @@ def train(
             while len(flying) < AHEAD and not cursor.exhausted:
                 flying.append(cursor.take(BATCH))
             items = flying.pop(draws.randrange(len(flying)))
-            time.sleep(step_seconds)
+            time.sleep(step_seconds)  # in place of a larger model's work
             with torch.no_grad():
                 model.weight += len(items)
             cursor.trained(items)
@@ -106,7 +106,7 @@ def train_over_kills(
             while process.is_alive() and len(read(journal)) < before + more:
                 assert time.monotonic() < deadline, f"attempt {attempt} takes no step"
                 time.sleep(draws.uniform(0, 0.01))  # the kill strikes anywhere in a step
-            time.sleep(draws.uniform(0, step_seconds))
+            time.sleep(draws.uniform(0, step_seconds))  # anywhere in a step that sleeps, too
             killed += process.is_alive()
             os.kill(process.pid or 0, signal.SIGKILL)
         process.join(60 + kills + whole * step_seconds)  # the last one trains on what they left

@@ -84,7 +84,9 @@ class InStore:
     ) -> None:
         self.store = MemoryStore()
         self.counted = Counted(self.store)
-        bucket = Bucket(self.store, "s3://b", Limits(part_bytes=part), self.counted)  # type: ignore[arg-type]
+        limits = Limits(part_bytes=part)
+        # It has of obstore's methods what reading needs.
+        bucket = Bucket(self.store, "s3://b", limits, self.counted)  # type: ignore[arg-type]
         monkeypatch.setattr(stored, "_open", lambda url: bucket)
         if block is not None:
             files = files | {

@@ -56,6 +56,11 @@ def decode(data: bytes, size: int) -> BlockDigests | None:
     return BlockDigests(block, digests)
 
 
+def of_one_block(file_digest: str) -> BlockDigests:
+    """Those of a file of one block, whose own digest is that of the block."""
+    return BlockDigests(BLOCK, bytes.fromhex(file_digest.partition(":")[2]))
+
+
 class BlockHasher:
     """Takes a file's bytes in order, and the digest of each block."""
 

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from trainsync.checkpoint.errors import CorruptCheckpointError
 from trainsync.checkpoint.load.ranged_file import RangedFile
 from trainsync.checkpoint.load.ranges import AT_ONCE, Part, Ranges
+from trainsync.storage import block_digests
 from trainsync.storage.block_digests import beside
 
 from tests.unit.checkpoint.in_store import InStore, blocks_of
 
 DATA = os.urandom(10_000)
+LARGE = os.urandom(2 * block_digests.BLOCK + 5)
 BLOCK = 64
 whatever = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 spans = st.tuples(st.integers(0, len(DATA)), st.integers(0, 3000)).map(
@@ -74,19 +76,53 @@ def test_a_changed_byte_is_refused_in_a_sentence_and_the_monitor_is_told(
     assert len(there.reports) == 1
 
 
-def test_a_block_that_came_damaged_once_is_read_again_with_its_file(
+def test_a_block_that_came_damaged_once_is_read_again_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    there = InStore(monkeypatch, {"a": DATA, "b": DATA}, BLOCK)
+    there = InStore(monkeypatch, {"a": DATA}, BLOCK)
     ranges = ranges_of(there)
     there.flip("a", 5000)
-    ranges.prepare(["a", "b"])
+    ranges.prepare(["a"])
     monkeypatch.setattr(there.counted, "after", lambda: there.flip("a", 5000))  # back
-    into = [bytearray(len(DATA)), bytearray(100)]
-    ranges.read([Part("a", 0, memoryview(into[0])), Part("b", 50, memoryview(into[1]))])
-    assert into == [DATA, DATA[50:150]]
+    assert read(ranges, "a", [(4990, 5010)]) == [DATA[4990:5010]]
     assert there.reports == []
-    assert read(ranges, "a", [(5, 9)]) == [DATA[5:9]]
+    first, second = there.counted.of_data
+    assert first == second
+
+
+def test_a_large_file_without_digests_is_read_through_once_and_then_by_ranges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = InStore(monkeypatch, {"a": LARGE}, None)
+    ranges = ranges_of(there)
+    assert read(ranges, "a", [(300_000, 300_010)]) == [LARGE[300_000:300_010]]
+    assert there.counted.bytes == len(LARGE) + ranges.block("a")
+    assert read(ranges, "a", [(0, 10)]) == [LARGE[:10]]
+    assert there.counted.bytes == len(LARGE) + 2 * ranges.block("a") == ranges.fetched
+
+
+def test_a_file_that_changes_after_it_was_read_through_is_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = InStore(monkeypatch, {"a": LARGE}, None)
+    ranges = ranges_of(there)
+    ranges.prepare(["a"])
+    there.flip("a", 5)
+    with pytest.raises(CorruptCheckpointError, match=r"in block 0 of .* monitor was told"):
+        read(ranges, "a", [(0, 10)])
+    assert len(there.reports) == 1
+
+
+def test_a_damaged_file_of_digests_does_not_stop_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    for damage in (
+        lambda there: there.flip(beside("a"), 40),
+        lambda there: there.store.delete(beside("a")),
+        lambda there: there.store.put(beside("a"), b"short"),
+    ):
+        there = InStore(monkeypatch, {"a": DATA}, BLOCK)
+        damage(there)
+        assert read(ranges_of(there), "a", [(0, 10)]) == [DATA[:10]]
+        assert there.reports == []
 
 
 @pytest.mark.parametrize("other", [b"", b"nonsense", blocks_of(DATA[:-BLOCK], BLOCK)])
@@ -114,12 +150,13 @@ def test_a_block_that_no_part_needs_is_not_read(monkeypatch: pytest.MonkeyPatch)
     assert read(ranges_of(there), "a", [(0, 4000), (6000, 9000)]) == [DATA[:4000], DATA[6000:9000]]
 
 
-def test_a_file_without_digests_of_blocks_is_read_once_and_as_a_whole(
+def test_files_of_one_block_need_no_other_digest_than_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     there = InStore(monkeypatch, {"a": DATA, "b": DATA[:10]}, None, 1000)
     ranges = ranges_of(there)
     ranges.prepare(["a", "b", "a"])
+    assert there.counted.ranges == []
     assert read(ranges, "a", [(3, 40), (9000, 10_000)]) == [DATA[3:40], DATA[9000:]]
     assert read(ranges, "b", [(0, 10)]) == [DATA[:10]]
     assert there.counted.bytes == ranges.fetched == len(DATA) + 10

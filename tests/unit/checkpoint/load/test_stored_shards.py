@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
 from trainsync.checkpoint.load import stored_shards
+from trainsync.checkpoint.load.reshard import files as files_module
+from trainsync.checkpoint.load.reshard import read as read_module
+from trainsync.checkpoint.load.reshard.files import copy_memory
 from trainsync.checkpoint.load.reshard.model import ModelLoad
 from trainsync.checkpoint.load.reshard.optimizer import OptimizerLoad
 from trainsync.checkpoint.load.reshard.plan import Layout
@@ -155,7 +158,8 @@ def test_as_many_ranks_read_their_own_files_alone_and_once(
 def test_a_few_columns_of_a_large_tensor_are_read_bit_by_bit(
     put: Callable[..., tuple[InStore, Component]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_shards, "AT_ONCE", 5000)
+    for module in (stored_shards, files_module):
+        monkeypatch.setattr(module, "AT_ONCE", 5000)
     largest = 0
     empty = torch.empty
 
@@ -176,6 +180,80 @@ def test_a_few_columns_of_a_large_tensor_are_read_bit_by_bit(
     files.copy([(component.path(0), target, source)])
     assert torch.equal(target, saved[1:, :, :, 3:5])
     assert 0 < largest <= 5000
+
+
+def test_a_transposed_shard_is_not_read_again_for_each_piece(
+    put: Callable[..., tuple[InStore, Component]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (stored_shards, files_module):
+        monkeypatch.setattr(module, "AT_ONCE", 16 << 10)
+    saved = arange((256, 256), torch.float32).t()
+    there, component = put("model", {0: {"w": saved}}, 1)
+    assert there.resume.store is not None
+    files = StoredShards(there.resume, there.resume.store)
+    target = torch.zeros(256, 256)
+    files.copy([(component.path(0), target, files.open(component.path(0))["w"])])
+    assert torch.equal(target, saved)
+    assert there.counted.bytes < 2 * saved.nbytes
+
+
+def test_conjugates_and_negatives_of_a_foreign_file_have_their_values(
+    put: Callable[..., tuple[InStore, Component]],
+) -> None:
+    saved = torch.tensor([1 + 2j, 3 - 4j])
+    there, component = put("model", {0: {"w": saved.conj(), "v": saved.clone().conj().imag}}, 1)
+    assert there.resume.store is not None
+    files, path = StoredShards(there.resume, there.resume.store), component.path(0)
+    state = files.real(path, files.open(path))
+    assert torch.equal(state["w"], torch.tensor([1 - 2j, 3 + 4j]))
+    assert torch.equal(state["v"], torch.tensor([-2.0, 4.0]))
+    copied = torch.zeros(2)
+    copy_memory([(copied, saved.conj().imag)])
+    assert torch.equal(copied, state["v"])
+
+
+def test_defaults_of_torch_do_not_change_a_load(
+    put: Callable[..., tuple[InStore, Component]],
+) -> None:
+    shape = (64, 256)
+    full = arange(shape, torch.float32)
+    states = {rank: {"w": tensor} for rank, tensor in sharded(full, fsdp(shape, 2)).items()}
+    there, component = put("model", states, 2)
+    model = Model({"w": torch.zeros(shape)})
+    with torch.utils.serialization.config.patch("load.mmap", True), torch.device("meta"):
+        load = ModelLoad(reading(there, component, 0, 1), model, 0)
+        load.read()
+        load.apply()
+    assert torch.equal(model.w.data, full)
+
+
+def test_what_ranks_must_have_alike_is_compared_bit_by_bit(
+    put: Callable[..., tuple[InStore, Component]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (stored_shards, files_module, read_module):
+        monkeypatch.setattr(module, "AT_ONCE", 5000)
+    largest, real = 0, StoredShards.real
+
+    def counting(self: StoredShards, path: str, value: Any) -> Any:
+        nonlocal largest
+        if isinstance(value, list):
+            largest = max(largest, sum(tensor.nbytes for tensor in value))
+        return real(self, path, value)
+
+    monkeypatch.setattr(StoredShards, "real", counting)
+    states = {rank: {"w": torch.ones(100, 100)} for rank in (0, 1)}
+    there, component = put("model", states, 2)
+    model = Model({"w": torch.zeros(100, 100)})
+    load = ModelLoad(reading(there, component, 0, 1), model, 0)
+    load.read()
+    load.apply()
+    assert torch.equal(model.w.data, torch.ones(100, 100))
+    assert 0 < largest <= 10_000
+    states[1]["w"][99, 99] = 2
+    there, component = put("model", states, 2)
+    load = ModelLoad(reading(there, component, 0, 1), model, 0)
+    with pytest.raises(StateMismatchError, match=r"w is a plain tensor that differs between ranks"):
+        load.read()
 
 
 def test_plain_parameters_that_differ_between_ranks_are_refused(

@@ -1,46 +1,143 @@
-"""Files of a part that goes straight into a store, and the digests beside them."""
+"""Saves of a run whose checkpoints are in a store, and what is loaded from there."""
 
-import os
+import pickle
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from trainsync import RunContext, all_ranks
 from trainsync.api.protocol import SaveKind
-from trainsync.checkpoint.save.places.store import StorePart, StorePlace
-from trainsync.storage.block_digests import BLOCK, beside, decode
-from trainsync.storage.errors import UnsafePathError
-from trainsync.storage.saves.receipts import Participant
+from trainsync.checkpoint.errors import (
+    CorruptCheckpointError,
+    SaveFailedError,
+    UnsupportedPlaceError,
+)
+from trainsync.checkpoint.load import resume, stored
+from trainsync.checkpoint.load.loading import load_shard
+from trainsync.checkpoint.load.verify import verify
+from trainsync.checkpoint.save.places import opening
+from trainsync.monitor.errors import InvalidRequestError
+from trainsync.runtime import clients
+from trainsync.storage.objects import commits
+from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.errors import StoreUnavailableError
 
 from tests.unit.storage.objects.memory import memory
 
+URL = "s3://bucket/runs/a"
+SHARD = "actor/model_world_size_1_rank_0.pt"
+STATE = {"weight": torch.arange(1000.0)}
+
 
 @pytest.fixture
-def part() -> StorePart:
-    place = StorePlace(memory(), 0, "a" * 8)
-    return place.part(SaveKind.CHECKPOINT, 5, Participant("actor", 0))
+def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bucket:
+    """The store that every URL names; ``TMPDIR`` is a directory of the test's own."""
+    made = memory()
+    for module in (opening, stored, resume, clients):
+        monkeypatch.setattr(module, "open_run_store", lambda url: made)
+    stored._opened.cache_clear()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return made
 
 
-def test_a_file_of_several_blocks_has_their_digests_beside_it(part: StorePart) -> None:
-    state = {"w": torch.rand(BLOCK)}
-    file, digests = part.write_state("actor/model.pt", state, state["w"].nbytes, None)
-    assert (file.path, digests.path) == ("actor/model.pt", beside("actor/model.pt"))
-    small = os.urandom(BLOCK)
-    assert [entry.path for entry in part.write_small({"actor/small": small})] == ["actor/small"]
-    bucket = part._bucket
-    stored = {info.key.partition("actor/")[2]: info.key for info in bucket.below("objects")}
-    data = bucket.get(stored["model.pt"]).data
-    blocks = decode(bucket.get(stored[beside("model.pt")]).data, file.bytes)
-    assert blocks is not None
-    assert len(data) == file.bytes
-    for number, start in enumerate(range(0, len(data), BLOCK)):
-        assert blocks.match(number, memoryview(data)[start : start + BLOCK])
+@pytest.fixture
+def ctx(bucket: Bucket) -> Iterator[RunContext]:
+    with RunContext.from_env(URL, environ={}) as made:
+        yield made
 
 
-def test_a_file_with_the_name_of_digests_is_refused(part: StorePart) -> None:
-    def save_fn(directory: Path) -> None:
-        (directory / "mine.xxh3-blocks").write_bytes(b"x")
+def save(ctx: RunContext, step: int, source: Any = STATE, **given: Any) -> None:
+    coordinator = ctx.coordinator(0, 1)
+    coordinator.register(step, checkpoint_participants=all_ranks("model", world_size=1))
+    coordinator.save_async("model", source, step, **given)
+    coordinator.finish(step, timeout=60)
 
-    part.produce(save_fn)
-    with pytest.raises(UnsafePathError, match=r"'actor/mine\.xxh3-blocks' is refused"):
-        part.adopt(lambda path: f"actor/{path}")
-    part.clear()
+
+def test_a_run_goes_on_from_what_it_saved(ctx: RunContext, bucket: Bucket, tmp_path: Path) -> None:
+    assert ctx.resume() is None
+    save(ctx, 3, attachments={"note.json": b"{}", "empty": b""})
+    ctx.close()
+    with RunContext.from_env(URL, environ={}) as again:
+        found = again.resume()
+        assert found is not None
+        assert (again.attempt, found.step) == (1, 3)
+        assert torch.equal(load_shard(found, SHARD)["weight"], STATE["weight"])
+        assert torch.equal(
+            load_shard(pickle.loads(pickle.dumps(found)), SHARD)["weight"], STATE["weight"]
+        )
+        assert found.data_cursor() is None
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith("trainsync-load")]
+
+
+def test_what_a_function_wrote_is_put_and_leaves_no_file(
+    ctx: RunContext, bucket: Bucket, tmp_path: Path
+) -> None:
+    def write(directory: Path) -> None:
+        (directory / "deep").mkdir()
+        (directory / "deep" / "name with spaces.bin").write_bytes(b"bytes")
+
+    save(ctx, 1, write)
+    saved = commits.read_manifest(bucket, SaveKind.CHECKPOINT, 1)
+    assert list(saved.keys) == ["actor/deep/name with spaces.bin"]
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith("trainsync-part")]
+
+
+def test_an_upload_that_fails_is_begun_anew_from_the_staged_copy(
+    ctx: RunContext, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload, failed = bucket.upload, []
+
+    def fail_once(key: str, *arguments: Any, **given: Any) -> None:
+        if not failed and key.endswith(".pt"):
+            failed.append(key)
+            raise StoreUnavailableError("it is away")
+        upload(key, *arguments, **given)
+
+    monkeypatch.setattr(bucket, "upload", fail_once)
+    save(ctx, 1)
+    (key,) = commits.read_manifest(bucket, SaveKind.CHECKPOINT, 1).keys.values()
+    assert failed
+    assert key != failed[0]
+
+
+def test_what_needs_a_directory_is_refused_in_a_sentence(ctx: RunContext) -> None:
+    coordinator = ctx.coordinator(0, 1)
+    with pytest.raises(UnsupportedPlaceError, match="saves checkpoints alone"):
+        coordinator.save_async("model", STATE, 1, is_state_dict=True)
+    with pytest.raises(InvalidRequestError, match="saves no state dicts"):
+        coordinator.register(1, state_dict_participants=[("model", 0)], patience=30)
+    with pytest.raises(UnsupportedPlaceError, match="needs a run on a volume"):
+        _ = coordinator.directory
+    with pytest.raises((UnsupportedPlaceError, SaveFailedError), match="takes no argument"):
+        coordinator.save_sync("model", lambda: None, 1)
+    save(ctx, 2)
+    found = ctx.resume_here()
+    assert found is not None
+    with pytest.raises(UnsupportedPlaceError, match="expected load_sharded or load_shard"):
+        verify(found, SHARD)
+
+
+def test_changed_bytes_are_not_loaded_and_are_not_resumed_from_again(
+    ctx: RunContext, bucket: Bucket
+) -> None:
+    save(ctx, 1)
+    save(ctx, 2)
+    ctx.close()
+    (key,) = commits.read_manifest(bucket, SaveKind.CHECKPOINT, 2).keys.values()
+    data = bytearray(bucket.get(key).data)
+    data[200] ^= 1
+    bucket.delete([key])
+    bucket.create(key, bytes(data))
+    with RunContext.from_env(URL, environ={}) as second:
+        found = second.resume()
+        assert found is not None
+        with pytest.raises(
+            CorruptCheckpointError, match=r"has digest .* the run's monitor was told"
+        ):
+            load_shard(found, SHARD)
+    with RunContext.from_env(URL, environ={}) as third:
+        found = third.resume()
+        assert found is not None
+        assert found.step == 1

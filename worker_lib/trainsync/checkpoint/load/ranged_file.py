@@ -62,12 +62,8 @@ class RangedFile(io.RawIOBase):
 
     def _fill(self, view: memoryview) -> None:
         end = self._at + len(view)
-        block = self._ranges.block(self._path)
-        if block is None:  # in memory: no region of it beside it
-            self._ranges.read([Part(self._path, self._at, view)])
-            return
         if not self._regions:
-            self._hold(block, (max(self._size - _INDEX, 0), self._size), (0, 1))
+            self._hold((max(self._size - _INDEX, 0), self._size), (0, 1))
         for start, region in self._regions:
             if start <= self._at and end <= start + len(region):
                 view[:] = region[self._at - start : end - start]
@@ -75,12 +71,13 @@ class RangedFile(io.RawIOBase):
         if len(view) >= self._ahead:
             self._ranges.read([Part(self._path, self._at, view)])
             return
-        self._hold(block, (self._at, end))
+        self._hold((self._at, end))
         start, region = self._regions[-1]
         view[:] = region[self._at - start : end - start]
 
-    def _hold(self, block: int, *spans: tuple[int, int]) -> None:
+    def _hold(self, *spans: tuple[int, int]) -> None:
         """Have regions around these spans in memory, from the begin of a block on, read at once."""
+        block = self._ranges.block(self._path)
         regions = []
         for begin, end in spans:
             start = begin // block * block

@@ -1,8 +1,8 @@
 """Parts of a checkpoint's files in a store: several ranges at once, each byte checked on its way.
 
-A part is read in whole blocks, whose digests lie in a file beside it. A file without them (of one
-block, of an older release, or copied from a volume) is read as a whole, and compared with its own
-digest; so is one whose block differs, for the digests beside it may be what is wrong.
+A part is read in whole blocks, whose digests lie in a file beside it. A file without them (of an
+older release, or copied from a volume) is read through once for them, and compared with its own
+digest; so is one whose block differs twice, for the digests beside it may be what is wrong.
 """
 
 import logging
@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from trainsync.checkpoint.errors import CorruptCheckpointError
 from trainsync.checkpoint.load.stored import DifferentBytesError, StoredFiles
 from trainsync.storage import block_digests
-from trainsync.storage.block_digests import BlockDigests
+from trainsync.storage.block_digests import BlockDigests, BlockHasher
 from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingError
 from trainsync.storage.parallel import for_each
 from trainsync.storage.saves.receipts import FileEntry
@@ -30,6 +31,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 AT_ONCE: Final = 8  # ranges of a rank that are in memory: a part of `Limits.part_bytes` each
 _FILES_AT_ONCE: Final = 4
+_DAMAGE: Final = (ObjectMissingError, ObjectChangedError, DifferentBytesError)
 
 T = TypeVar("T")
 
@@ -52,7 +54,8 @@ class Ranges:
     """Reads parts of the files of one checkpoint. For one thread.
 
     All methods raise:
-        CorruptCheckpointError: a file is gone or differs; the run's monitor was told.
+        CorruptCheckpointError: a file is gone or differs, and the run's monitor was told; or it has
+            tensors beyond its end.
         StoreError: the store cannot be read.
 
     Attributes:
@@ -63,8 +66,8 @@ class Ranges:
         self._resume = resume
         self._files = files
         self._entries = {entry.path: entry for entry in resume.manifest.files}
-        self._blocks: dict[str, BlockDigests | None] = {}
-        self._whole: dict[str, bytearray] = {}
+        self._blocks: dict[str, BlockDigests] = {}
+        self._read_through: set[str] = set()  # guarded by the lock
         self._lock = threading.Lock()
         self.fetched = 0  # guarded by the lock
 
@@ -72,28 +75,23 @@ class Ranges:
         """Bytes of a file."""
         return self._entry(path).bytes
 
-    def block(self, path: str) -> int | None:
-        """Bytes of the blocks in which a file is read; None: it is in memory as a whole."""
+    def block(self, path: str) -> int:
+        """Bytes of the blocks in which a file is read."""
         self.prepare([path])
-        blocks = self._blocks[path]
-        return None if blocks is None else blocks.block
+        return self._blocks[path].block
 
     def prepare(self, paths: Iterable[str]) -> None:
-        """Have in memory the digests of the files' blocks; a file that has none as a whole."""
+        """Have in memory the digests of the files' blocks."""
         new = [path for path in dict.fromkeys(paths) if path not in self._blocks]
         if not new:
             return
         with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="trainsync-fetch") as pool:
-            blocks = self._telling(lambda: list(pool.map(self._read_blocks, new)))
-            whole = [path for path, found in zip(new, blocks, strict=True) if found is None]
-            data = self._telling(lambda: list(pool.map(self._read_whole, whole)))
-        self._whole.update(zip(whole, data, strict=True))
-        self._blocks.update(zip(new, blocks, strict=True))
+            found = self._telling(lambda: list(pool.map(self._find_blocks, new)))
+        self._blocks.update(zip(new, found, strict=True))
 
     def forget(self) -> None:
         """Give the memory back."""
         self._blocks.clear()
-        self._whole.clear()
 
     def read(self, parts: Iterable[Part]) -> None:
         """Fill each part."""
@@ -102,13 +100,13 @@ class Ranges:
         while True:
             try:
                 return self._read(parts)
-            except _BlockDiffersError as error:  # at most once of each file
-                _LOG.warning("%s; the file is read as a whole", error)
-                path = error.path
-                # Damage is to be told of even where the file does not fit into memory.
-                self._telling(lambda path=path: self._check_whole(path))  # type: ignore[misc]
-                self._whole[path] = self._telling(lambda path=path: self._read_whole(path))  # type: ignore[misc]
-                self._blocks[path] = None
+            except _BlockDiffersError as error:
+                # Its digests are those of the whole file, which was as it should be: now it is not.
+                if error.path in self._read_through:
+                    raise self._resume.damaged(str(error)) from error
+                _LOG.warning("%s; the file is read through", error)
+                entry = self._entry(error.path)
+                self._blocks[entry.path] = self._telling(partial(self._digest_blocks, entry))
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -117,60 +115,73 @@ class Ranges:
         for part in parts:
             if part.end > self.size(part.path):
                 raise CorruptCheckpointError(f"{part.path} has tensors beyond its end")
-            blocks = self._blocks[part.path]
-            if blocks is None:
-                part.into[:] = memoryview(self._whole[part.path])[part.start : part.end]
-                continue
-            window = max(self._files.part_bytes // blocks.block, 1) * blocks.block
+            block = self._blocks[part.path].block
+            window = max(self._files.part_bytes // block, 1) * block
             for piece in _cut(part, window):
                 windows[part.path, piece.start // window].append(piece)
-        runs: list[tuple[BlockDigests, list[Part]]] = []
-        for (path, _), pieces in windows.items():
-            blocks = self._blocks[path]
-            assert blocks is not None, "its pieces were copied"
-            runs += [(blocks, run) for run in _runs(pieces, blocks.block)]
+        runs = [
+            run
+            for (path, _), pieces in windows.items()
+            for run in _runs(pieces, self._blocks[path].block)
+        ]
         if len(runs) == 1:
-            self._telling(lambda: self._read_run(*runs[0]))
+            self._telling(lambda: self._read_run(runs[0]))
         else:
             self._telling(
-                lambda: for_each(runs, lambda run, _: self._read_run(*run), AT_ONCE, "range")
+                lambda: for_each(runs, lambda run, _: self._read_run(run), AT_ONCE, "range")
             )
 
     def _entry(self, path: str) -> FileEntry:
         found = self._entries.get(path)
         return self._resume.entry(path) if found is None else found  # which raises
 
-    def _read_blocks(self, path: str) -> BlockDigests | None:
-        beside = self._entries.get(block_digests.beside(self._entry(path).path))
+    def _find_blocks(self, path: str) -> BlockDigests:
+        entry = self._entry(path)
+        found = self._blocks_beside(entry)
+        if found is None and entry.bytes <= block_digests.BLOCK:
+            found = block_digests.of_one_block(entry.digest)
+        return self._digest_blocks(entry) if found is None else found
+
+    def _blocks_beside(self, entry: FileEntry) -> BlockDigests | None:
+        beside = self._entries.get(block_digests.beside(entry.path))
         if beside is None:
             return None
-        data = self._files.read(beside)
+        try:
+            data = self._files.read(beside)
+        except _DAMAGE as error:  # the file itself may be sound
+            _LOG.warning("%s; %s is read through", error, self._files.name(entry))
+            return None
+        self._count(len(data))
+        return block_digests.decode(data, entry.bytes)
+
+    def _digest_blocks(self, entry: FileEntry) -> BlockDigests:
+        """Those of the bytes that are there, which are compared with the file's own digest."""
+        hasher = BlockHasher()
+        for block in self._files.blocks(entry):
+            hasher.update(memoryview(block))
+            self._count(len(block))
         with self._lock:
-            self.fetched += len(data)
-        return block_digests.decode(data, self.size(path))
+            self._read_through.add(entry.path)
+        found = hasher.finish()
+        return block_digests.of_one_block(entry.digest) if found is None else found
 
-    def _check_whole(self, path: str) -> None:
-        for _ in self._files.blocks(self._entry(path)):
-            pass
-
-    def _read_whole(self, path: str) -> bytearray:
-        data = bytearray()
-        for block in self._files.blocks(self._entry(path)):
-            data += block
-        with self._lock:
-            self.fetched += len(data)
-        return data
-
-    def _read_run(self, blocks: BlockDigests, pieces: list[Part]) -> None:
+    def _read_run(self, pieces: list[Part]) -> None:
         """Read the blocks that the pieces lie in, which follow one another, and fill the pieces."""
+        try:
+            self._try_run(pieces)
+        except _BlockDiffersError as error:  # perhaps on its way alone
+            _LOG.warning("%s; it is read again", error)
+            self._try_run(pieces)
+
+    def _try_run(self, pieces: list[Part]) -> None:
         path = pieces[0].path
-        entry, block = self._entry(path), blocks.block
+        entry, blocks = self._entry(path), self._blocks[path]
+        block = blocks.block
         first = pieces[0].start // block
         start = first * block
         end = min(-(-max(piece.end for piece in pieces) // block) * block, entry.bytes)
         data = self._files.range(entry, start, end)
-        with self._lock:
-            self.fetched += len(data)
+        self._count(len(data))
         for number, at in enumerate(range(start, end, block), first):
             came = data[at - start : at - start + block]
             if not blocks.match(number, came):
@@ -182,13 +193,17 @@ class Ranges:
             for piece in pieces:  # while the core's cache has the block
                 _copy_overlap(Part(path, at, came), piece)
 
+    def _count(self, size: int) -> None:
+        with self._lock:
+            self.fetched += size
+
     def _telling(self, call: Callable[[], T]) -> T:
         """``call``, whose damage the run's monitor is told of."""
         try:
             return call()
         except _BlockDiffersError:
             raise
-        except (ObjectMissingError, ObjectChangedError, DifferentBytesError) as error:
+        except _DAMAGE as error:
             raise self._resume.damaged(str(error)) from error
 
 

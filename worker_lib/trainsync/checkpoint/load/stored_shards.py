@@ -1,7 +1,7 @@
 """Shards in a store: opened by their index alone; a rank reads the ranges that it needs.
 
 No file of this machine is made. What is wanted goes into its target, beside which `ranges.AT_ONCE`
-ranges are in memory at most.
+ranges are in memory at most, and of tensors that are not contiguous twice `files.AT_ONCE` bytes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,12 +13,11 @@ from torch.distributed.tensor import DTensor
 
 from trainsync.checkpoint.load.ranged_file import RangedFile
 from trainsync.checkpoint.load.ranges import Part, Ranges
-from trainsync.checkpoint.load.reshard.files import AT_ONCE, Pair
+from trainsync.checkpoint.load.reshard.files import AT_ONCE, Pair, in_pieces, is_plain, span
 from trainsync.checkpoint.load.reshard.shard_files import local_of, read_archive
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.load.stored import StoredFiles
 from trainsync.checkpoint.save.staging.pytree import map_tensors
-from trainsync.storage import block_digests
 
 _AHEAD: Final = 32 << 20  # of a file that is read from its begin to its end
 
@@ -67,9 +66,9 @@ class StoredShards:
             CorruptCheckpointError: the file is gone, differs, or cannot be understood.
             StoreError: the store cannot be read.
         """
-        state = self._read(path, self._ranges.block(path) or block_digests.BLOCK, "meta")
-        if any(_offset(local_of(tensor)) is None for tensor in _tensors(state)):
-            return self.load(path)  # an older torch, or its format without an index
+        state = self._read(path, self._ranges.block(path), "meta")
+        if not all(_is_as_stored(local_of(tensor)) for tensor in _tensors(state)):
+            return self.load(path)
         # The ranks of a mesh are a tensor of the file, too.
         meshes = {id(t._spec.mesh): t._spec.mesh for t in _tensors(state) if isinstance(t, DTensor)}
         ranks = self.real(path, [mesh._rank_map for mesh in meshes.values()])
@@ -86,20 +85,20 @@ class StoredShards:
         parts: list[Part] = []
         between: list[tuple[Pair, torch.Tensor]] = []
         size = 0
-        for path, target, source in _in_pieces(pairs):
+        for path, target, source in in_pieces(pairs):
             if not source.is_meta:
                 target.copy_(source)
             elif not source.numel():
                 continue
-            elif target.device.type == "cpu" and _is_plain(target) and source.is_contiguous():
+            elif _takes_bytes(target) and source.is_contiguous():
                 parts.append(Part(path, _start(source), _bytes_of(target)))
             else:
                 # Rows with gaps between them, or a target elsewhere: the bytes from the first
                 # element to the last are read, and copied from there.
-                span = torch.empty(_span(source), dtype=torch.uint8)
-                parts.append(Part(path, _start(source), _bytes_of(span)))
-                between.append(((path, target, source), span))
-                size += span.nbytes
+                held = torch.empty(span(source), dtype=torch.uint8, device="cpu")
+                parts.append(Part(path, _start(source), _bytes_of(held)))
+                between.append(((path, target, source), held))
+                size += held.nbytes
             if size >= AT_ONCE:
                 self._fill(parts, between)
                 parts, between, size = [], [], 0
@@ -113,7 +112,7 @@ class StoredShards:
             local = local_of(tensor)
             if not local.is_meta:
                 return tensor
-            made = torch.empty(local.shape, dtype=local.dtype)
+            made = torch.empty(local.shape, dtype=local.dtype, device="cpu")
             pairs.append((path, made, local))
             if isinstance(tensor, DTensor):
                 return DTensor(made, tensor._spec, requires_grad=False)
@@ -128,30 +127,16 @@ class StoredShards:
     def _read(self, path: str, ahead: int, map_location: str | torch.device) -> Any:
         file = RangedFile(self._ranges, path, ahead)
         try:
-            return read_archive(cast(BinaryIO, file), path, map_location=map_location)
-        except Exception:
+            # torch's own default may be to map files, which needs one.
+            return read_archive(cast(BinaryIO, file), path, map_location=map_location, mmap=False)
+        finally:
             if file.error is not None:
-                raise file.error from None
-            raise
+                raise file.error from None  # torch has made another one of it, or none
 
     def _fill(self, parts: list[Part], between: list[tuple[Pair, torch.Tensor]]) -> None:
         self._ranges.read(parts)
-        for (_, target, source), span in between:
-            target.copy_(span.view(source.dtype).as_strided(source.shape, source.stride(), 0))
-
-
-def _in_pieces(pairs: Iterable[Pair]) -> Iterator[Pair]:
-    """The same, cut so far that the bytes from the first element of each to its last fit into
-    memory: those of a few columns are nearly all bytes of a tensor."""
-    for path, target, source in pairs:
-        size = _span(source) if source.numel() else 0
-        if size <= AT_ONCE:
-            yield path, target, source
-            continue
-        dim = next(dim for dim, length in enumerate(source.shape) if length > 1)
-        cuts = min(-(-size // AT_ONCE), source.shape[dim])
-        both = zip(target.chunk(cuts, dim), source.chunk(cuts, dim), strict=True)
-        yield from _in_pieces((path, some, of) for some, of in both)
+        for (_, target, source), held in between:
+            target.copy_(held.view(source.dtype).as_strided(source.shape, source.stride(), 0))
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -165,6 +150,16 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(part)
 
 
+def _is_as_stored(tensor: torch.Tensor) -> bool:
+    """Whether its elements are bytes of its file: not with an older torch, which tells no place, in
+    its format without an index, or where a conjugate is taken when it is read."""
+    return _offset(tensor) is not None and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _takes_bytes(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and is_plain(tensor) and not tensor.requires_grad
+
+
 def _offset(tensor: torch.Tensor) -> int | None:
     """Where the storage of a tensor on the meta device lies in its file, as `torch.load` noted."""
     offset: int | None = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
@@ -175,16 +170,6 @@ def _start(tensor: torch.Tensor) -> int:
     offset = _offset(tensor)
     assert offset is not None, "open has looked, and found one of each tensor"
     return offset + int(tensor.storage_offset()) * tensor.element_size()
-
-
-def _span(tensor: torch.Tensor) -> int:
-    """Bytes from the first element to the last; it has one at least."""
-    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous() and not tensor.requires_grad
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

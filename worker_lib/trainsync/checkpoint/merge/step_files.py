@@ -6,10 +6,14 @@ from typing import Self
 from trainsync.checkpoint.errors import MergeError
 from trainsync.checkpoint.load.reshard.shard_files import Component, find_component, folders_with
 from trainsync.checkpoint.merge.lora import TRAIN_META
+from trainsync.storage import block_digests
 from trainsync.storage.saves.manifest import Manifest
 from trainsync.storage.saves.receipts import FileEntry
 
-_WEIGHTS = (".safetensors", ".bin", ".safetensors.index.json", ".bin.index.json")
+_NOT_COPIED = (
+    *(".safetensors", ".bin", ".safetensors.index.json", ".bin.index.json"),  # made anew
+    block_digests.SUFFIX,  # of files of a run in a store
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class StepFiles:
         small = {
             path.removeprefix(folder): entry
             for path, entry in files.items()
-            if path.startswith(folder) and not path.endswith(_WEIGHTS)
+            if path.startswith(folder) and not path.endswith(_NOT_COPIED)
         }
         if "config.json" not in small:
             raise MergeError(

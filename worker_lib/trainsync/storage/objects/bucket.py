@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 _LOG = logging.getLogger(__name__)
-_LARGEST_RECORD: Final = 256 << 20
+_LARGEST_RECORD: Final = 256 << 20  # a manifest of a million files; more is not ours
 _DELETED_AT_ONCE: Final = 500
 _NO_UPLOAD: Final = "NoSuchUpload"
 _NOT_OF_THE_STORE: Final = (NotImplementedError, TypeError, AttributeError)

@@ -1,7 +1,7 @@
 """Where the shards of a component are opened, and how tensors get out of them."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -85,11 +85,40 @@ class MappedShards:
         return value
 
 
+def in_pieces(pairs: Iterable[Pair]) -> Iterator[Pair]:
+    """The same, cut so far that `span` of each is `AT_ONCE` at most: the bytes between the first
+    and the last element of a few columns are nearly all bytes of a tensor."""
+    for path, target, source in pairs:
+        size = span(source)
+        if size <= AT_ONCE:
+            yield path, target, source
+            continue
+        lengths = enumerate(source.shape)
+        # Along another dimension each piece would span nearly all of the tensor, too.
+        dim = max((dim for dim, length in lengths if length > 1), key=source.stride)
+        cuts = min(-(-size // AT_ONCE), source.shape[dim])
+        both = zip(target.chunk(cuts, dim), source.chunk(cuts, dim), strict=True)
+        yield from in_pieces((path, some, of) for some, of in both)
+
+
+def span(tensor: torch.Tensor) -> int:
+    """Bytes from the first element in memory to the last."""
+    if not tensor.numel():
+        return 0
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its bytes, in order, are its elements."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
 def copy_memory(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Fill the first of each pair from the second, which is in memory."""
     plain = []
     for target, source in pairs:
-        if target.device.type == "cpu" and target.is_contiguous() and source.is_contiguous():
+        if target.device.type == "cpu" and is_plain(target) and is_plain(source):
             plain.append(Copy(target.data_ptr(), source.data_ptr(), target.nbytes))
         else:
             target.copy_(source)

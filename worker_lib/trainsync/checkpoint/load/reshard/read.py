@@ -9,7 +9,13 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
-from trainsync.checkpoint.load.reshard.files import AT_ONCE, Pair, ShardFiles, copy_memory
+from trainsync.checkpoint.load.reshard.files import (
+    AT_ONCE,
+    Pair,
+    ShardFiles,
+    copy_memory,
+    in_pieces,
+)
 from trainsync.checkpoint.load.reshard.plan import (
     BoxCopy,
     Layout,
@@ -188,7 +194,7 @@ class ComponentRead:
 
     def _empty(self) -> dict[Key, torch.Tensor]:
         return {
-            key: large_pages(torch.empty(local_shape(want.wanted), dtype=want.dtype))
+            key: large_pages(torch.empty(local_shape(want.wanted), dtype=want.dtype, device="cpu"))
             for key, want in self._wants.items()
         }
 
@@ -200,26 +206,30 @@ class ComponentRead:
 
     def _compare_copies(self) -> None:
         """See that the last rank has the same, of what all ranks must have alike."""
-        held: list[tuple[Key, BoxCopy, torch.Tensor]] = []
+        held: list[tuple[Key, torch.Tensor, torch.Tensor]] = []
         size = 0
         for key in self._copies:
-            other = self._copy(key)
-            for piece in self._wants[key].pieces:
-                held.append((key, piece, other[piece.source]))
-                size += held[-1][2].nbytes
-            if size >= AT_ONCE:
-                self._compare_all(held)
-                held, size = [], 0
+            for _, one, other in in_pieces(self._pairs_of_copies(key)):
+                held.append((key, one, other))
+                size += other.nbytes
+                if size >= AT_ONCE:
+                    self._compare_all(held)
+                    held, size = [], 0
         self._compare_all(held)
 
-    def _compare_all(self, held: list[tuple[Key, BoxCopy, torch.Tensor]]) -> None:
-        path = self.component.path(max(self.component.ranks))
-        others = self._files.real(path, [other for _, _, other in held])
-        for (key, piece, _), other in zip(held, others, strict=True):
+    def _pairs_of_copies(self, key: Key) -> Iterator[Pair]:
+        other = self._copy(key)
+        for piece in self._wants[key].pieces:
             if self._brought is None:
                 one = self._part(piece.rank, key)[piece.source]
             else:
                 one = self._brought[key][piece.target]
+            yield self.component.path(piece.rank), one, other[piece.source]
+
+    def _compare_all(self, held: list[tuple[Key, torch.Tensor, torch.Tensor]]) -> None:
+        path = self.component.path(max(self.component.ranks))
+        others = self._files.real(path, [other for _, _, other in held])
+        for (key, one, _), other in zip(held, others, strict=True):
             self._compare(one, other, key)
 
     def _tensor(self, state: Any, rank: int, key: Key, name: str) -> torch.Tensor:
