@@ -17,6 +17,8 @@ from trainsync.api.protocol import SaveKind
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import committed_steps
 
+from tests.distributed.forked_workers import forked_workers
+
 CONFIG = Config(
     steps=40, digits=2, hidden_size=32, layers=1, base_steps=40, base_batch=16, prompts=8
 )
@@ -28,20 +30,21 @@ PYTHONPATH = os.pathsep.join(path for path in sys.path if path)
 @contextmanager
 def shared_ray() -> Iterator[str]:
     """The address of a local Ray for all runs of a module, as pods outlive attempts."""
-    with pytest.MonkeyPatch.context() as patch:
-        # Ray's workers inherit it; they import the example as pytest does.
-        patch.setenv("PYTHONPATH", PYTHONPATH)
-        context = ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=128 * 2**20,
-        )
-    try:
-        yield context.address_info["gcs_address"]
-    finally:
-        ray.shutdown()
+    with forked_workers():
+        with pytest.MonkeyPatch.context() as patch:
+            # Ray's workers inherit it; they import the example as pytest does.
+            patch.setenv("PYTHONPATH", PYTHONPATH)
+            context = ray.init(
+                address="local",
+                num_cpus=2,
+                include_dashboard=False,
+                log_to_driver=False,
+                object_store_memory=128 * 2**20,
+            )
+        try:
+            yield context.address_info["gcs_address"]
+        finally:
+            ray.shutdown()
 
 
 class Run:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,19 +28,6 @@ def made(value: float, mesh: DeviceMesh | None = None) -> torch.nn.Module:
             parameter.copy_(value + number + torch.arange(parameter.numel()).view_as(parameter))
     fully_shard(model, mesh=mesh)
     return model
-
-
-@pytest.fixture(scope="module")
-def ray_address() -> Iterator[str]:
-    context = ray.init(
-        address="local",
-        num_cpus=1,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=80 << 20,
-    )
-    yield context.address_info["gcs_address"]
-    ray.shutdown()
 
 
 def in_a_run(directory: Path, address: str) -> list[bool]:

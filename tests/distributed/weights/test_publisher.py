@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -134,19 +133,6 @@ def test_float32_masters_of_a_group_travel_as_bfloat16_in_half_the_bytes(
 # Delta.
 
 VERSIONS = range(1, 5)
-
-
-@pytest.fixture(scope="module")
-def ray_address() -> Iterator[str]:
-    context = ray.init(
-        address="local",
-        num_cpus=1,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=80 << 20,
-    )
-    yield context.address_info["gcs_address"]
-    ray.shutdown()
 
 
 def far_away(reports: list[BroadcastReport | None]) -> None:

@@ -1,0 +1,54 @@
+"""Ray's workers without their imports: see `tests.distributed.worker_server`."""
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+_SOCKET: Final = "FORKED_WORKERS_SOCKET"
+_CLIENT: Final = Path(__file__).with_name("worker_client.py")
+_MODULES: Final = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "transformers.models.qwen2.modeling_qwen2",
+)
+
+
+@contextmanager
+def forked_workers() -> Iterator[None]:
+    """Let each `ray.init` of this process and of its children have such workers.
+
+    Not for a Ray whose workers differ from this process in more than environment and directory,
+    such as in a network namespace.
+    """
+    hook = f"{__name__}.with_forked_workers"
+    with mock.patch.dict(os.environ, {_SOCKET: _server(), "RAY_RUNTIME_ENV_HOOK": hook}):
+        yield
+
+
+def with_forked_workers(runtime_env: dict[str, Any] | None) -> dict[str, Any]:
+    """Ray's hook: the runtime environment of a job, and Python as `forked_workers` has it."""
+    python = [sys.executable, "-S", "-E", str(_CLIENT), os.environ[_SOCKET]]
+    return {**(runtime_env or {}), "py_executable": shlex.join(python)}
+
+
+@cache
+def _server() -> str:
+    """The socket of this process's server, which ends with this process."""
+    path = Path(tempfile.mkdtemp(prefix="ray-workers-"), "socket")
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.distributed.worker_server", str(path), *_MODULES],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"ready\n"
+    return str(path)
