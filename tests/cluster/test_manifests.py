@@ -56,6 +56,9 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
         f"{CLUSTER}.groups.1", TRAINER, "spec.clusters[].groups", "make the others Explorer"),
     "explorerReplicas without explorers": (
         "spec.explorerReplicas", 2, "spec.explorerReplicas", "exactly one group of role Explorer"),
+    "copies with a neighbour that one trainer pod has not": (
+        "spec.checkpoint.memory", {"budget": "1Gi", "copies": 1},
+        "spec.checkpoint.memory.copies", "2 replicas or more of the group of role Trainer"),
     "a step to go back to below zero": (
         "spec.resumeFrom", {"step": -1}, "spec.resumeFrom.step",
         "should be greater than or equal to 0"),

@@ -171,6 +171,12 @@ RULES: Final[dict[str, list[Rule]]] = {
             " checkpoints on a volume",
         ),
         Rule(
+            "!has(self.checkpoint.memory) || self.checkpoint.memory.copies == 0 || self.clusters"
+            ".exists(c, c.groups.exists(g, g.role == 'Trainer' && g.replicas > 1))",
+            "spec.checkpoint.memory.copies 1 keeps each shard in another trainer pod, too: ask for"
+            " 2 replicas or more of the group of role Trainer, or remove copies",
+        ),
+        Rule(
             "!has(self.checkpoint.storage.objectStore) || !has(self.resumeFrom)",
             "spec.resumeFrom sets later steps aside on a volume, and"
             " spec.checkpoint.storage.objectStore has none: remove it",
