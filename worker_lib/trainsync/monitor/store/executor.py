@@ -98,6 +98,7 @@ class StoreExecutor:
         self._unclean: set[SaveKey] = set()
         self._ended: dict[SaveKey, None] = {}  # in the order in which they ended
         self._retention_due = True
+        self._doomed: dict[int, list[str]] = {}  # see `tidy.remove_step`
         self.health = VolumeHealth(observer, Unhealthy.STORE)
         self.revision = 0
 
@@ -379,7 +380,9 @@ class StoreExecutor:
         own = any(info.owner in self.ledger.owners for info in self.ledger.infos(_KIND))
         if origin is not None and origin.step is not None and not own:
             protected.add(origin.step)
-        removed = tidy.retain(self._bucket, self._tenure, self.ledger, self._max_to_keep, protected)
+        removed = tidy.retain(
+            self._bucket, self._tenure, self.ledger, self._max_to_keep, protected, self._doomed
+        )
         for step in removed:
             self.ledger.uncommitted(_KIND, step)
             _LOG.info("step %d removed: at most %s are kept", step, self._max_to_keep)
