@@ -12,14 +12,14 @@ import httpx
 import pytest
 import torch
 from trainsync.api import env
-from trainsync.api.protocol import LoadReport, SaveKind, SaveState
+from trainsync.api.protocol import LoadReport, ProgressReport, SaveKind, SaveState
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.load.loading import load_shard
 from trainsync.checkpoint.load.resume import open_stored_resume
 from trainsync.checkpoint.save.registration import all_ranks
 from trainsync.monitor.client.http import HttpMonitorClient
 from trainsync.storage.objects import commits
-from trainsync.storage.objects.of_run import open_run_store
+from trainsync.storage.objects.of_run import MONITOR_LIMITS, open_run_store
 
 from devcluster.shell import Progress
 from devcluster.tools import ensure_store_servers
@@ -132,7 +132,7 @@ def test_saves_commit_and_the_next_attempt_resumes_with_another_monitor(
     assert ACCESS not in said
 
 
-def test_a_server_that_dies_is_told_of_and_the_run_goes_on_when_it_is_back(
+def test_a_server_that_dies_is_told_of_and_saves_go_on_when_it_is_back(
     tmp_path: Path, pod: pytest.MonkeyPatch, api: FakeApi, token_file: Path
 ) -> None:
     program = ensure_store_servers(Progress()).path(PROGRAM)
@@ -142,20 +142,28 @@ def test_a_server_that_dies_is_told_of_and_the_run_goes_on_when_it_is_back(
         server.bucket(name)
         port = server.port
         pod.setenv(env.STORE_ENDPOINT, server.endpoint)
-        running = RunningMonitor(api, None, bucket=open_run_store(f"s3://{name}/run", FAST))
+        url = f"s3://{name}/run"
+        running = RunningMonitor(api, None, bucket=open_run_store(url, MONITOR_LIMITS))
         client = Clients(running.url, token_file)(retry=PATIENT)
         client.claim("main")
-        save(client, f"s3://{name}/run", 5)
+        save(client, url, 5)
         eventually(lambda: healthy(api).get("status") == "True")
     try:
+        saving = CheckpointCoordinator(client, url)
+        saving.register(10, checkpoint_participants=all_ranks("model", world_size=1))
+        saving.save_async("model", weights(10), 10)
         eventually(lambda: healthy(api).get("reason") == "StoreFailing", 30)
         assert "the connection was refused" in healthy(api)["message"]
         assert api.writes[-1][1]["checkpoint"]["lastCommitted"]["step"] == 5
         eventually(lambda: any(e["reason"] == "CheckpointUnhealthy" for e in api.events))
         assert httpx.get(f"{running.url}/healthz").status_code == 200
+        client.report_progress(ProgressReport(step=9))  # requests are answered meanwhile
+        assert httpx.get(f"{running.url}/readyz").status_code == 200
+        assert (saving.stats.failures, saving.stats.in_flight) == (0, 1)
         with serving(program, root, port=port):
-            eventually(lambda: healthy(api).get("status") == "True", 30)
-            save(client, f"s3://{name}/run", 10)
+            eventually(lambda: healthy(api).get("status") == "True", 60)
+            assert saving.finish(10, timeout=60) is not None
+            save(client, url, 15)
     finally:
         client.close()
         running.stop()
