@@ -59,6 +59,9 @@ class Store:
     def kill(self) -> None:
         assert self._server is not None
         os.kill(self._server.pid, signal.SIGKILL)
+        self.stop()
+
+    def stop(self) -> None:
         self._running.close()
 
     def make_bucket(self) -> None:
@@ -95,7 +98,7 @@ def store(tmp_path: Path, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     yield made
-    made.kill()
+    made.stop()
 
 
 def bucket(store: Store) -> Bucket:

@@ -176,6 +176,22 @@ class StoreExecutor:
             pass
         self.act(now)
 
+    def abandon(self, owner: SaveOwner, why: str, now: datetime) -> None:
+        """Abort what the owner has not completed: it gives its attempt to its successor."""
+        for save in self.ledger.saves():
+            if save.open and save.key.owner == owner:
+                self.ledger.fail(save.key, AbortReason.RESTARTED, why)
+        self.act(now)
+
+    def grant(self, cluster: str, owner: SaveOwner) -> None:
+        """See `Ledger.grant`; the term says so already."""
+        self.ledger.grant(cluster, owner)
+        in_force = self.ledger.owners
+        self._prepared = {k: v for k, v in self._prepared.items() if k.owner in in_force}
+        self._reading = {k: v for k, v in self._reading.items() if k[0].owner in in_force}
+        self._unclean = {key for key in self._unclean if key.owner in in_force}
+        self.revision += 1
+
     def act(self, now: datetime) -> None:
         """Carry out decisions until none is left, then tidy. What the store refuses is kept for
         `health`, and done again with the next call."""
