@@ -10,11 +10,13 @@ import pytest
 import torch
 from obstore.store import MemoryStore
 from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.errors import SaveFailedError
 from trainsync.checkpoint.save.places.store import StorePart, StorePlace
 from trainsync.storage.block_digests import BLOCK, beside, decode
 from trainsync.storage.errors import UnsafePathError
 from trainsync.storage.objects.bucket import Bucket, Limits
 from trainsync.storage.objects.errors import StoreRefusedError, StoreUnavailableError
+from trainsync.storage.objects.live.term import Tenure
 from trainsync.storage.patience import Patience
 from trainsync.storage.saves.receipts import Participant, ParticipantFailure, Receipt, SaveOutcome
 
@@ -177,6 +179,35 @@ def test_a_part_whose_save_ended_meanwhile_is_given_up() -> None:
     part._bucket.limits = Limits(part_bytes=5 << 20)
     with pytest.raises(FileNotFoundError, match="the save has ended"):
         part.write_state("actor/model.pt", {"w": torch.ones(4 << 20)}, 16 << 20, None)
+    assert part._bucket.below("objects") == []
+
+
+@pytest.mark.parametrize(
+    ("attempt", "incarnation", "goes_on"),
+    [(0, "a" * 8, True), (0, "b" * 8, False), (1, "a" * 8, False)],
+)
+def test_a_part_of_an_incarnation_that_is_over_is_given_up(
+    attempt: int, incarnation: str, goes_on: bool
+) -> None:
+    store = Faulty()
+    part = patient(store)
+    tenure = Tenure(part._bucket, "uid", "c" * 8)
+    tenure.take(lambda there: None)
+    tenure.claim(attempt, "main", incarnation)
+    part._bucket.limits = Limits(part_bytes=5 << 20)
+    broken = iter([True])
+
+    def fault(key: str) -> None:
+        if key.endswith("model.pt") and next(broken, False):
+            raise REFUSED
+
+    store.fault = fault
+    state = {"w": torch.ones(4 << 20)}
+    if goes_on:
+        assert part.write_state("actor/model.pt", state, 16 << 20, None)
+        return
+    with pytest.raises(SaveFailedError, match=f"not in force, the run is at attempt {attempt}"):
+        part.write_state("actor/model.pt", state, 16 << 20, None)
     assert part._bucket.below("objects") == []
 
 

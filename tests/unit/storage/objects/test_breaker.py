@@ -76,3 +76,18 @@ def test_a_bucket_with_a_pause_asks_a_store_that_is_away_now_and_then() -> None:
     eventually(lambda: answers(bucket))
     bucket.create("x", b"x")
     assert bucket.get("x").data == b"x"
+
+
+def test_an_answer_that_is_an_error_ends_the_pause() -> None:
+    store = Away()
+    limits = Limits(retry_seconds=0.0, pause_seconds=0.3)
+    bucket = Bucket(store, "s3://b", limits)  # type: ignore[arg-type]
+    for _ in range(3):
+        store.is_away = True
+        with pytest.raises(StoreUnavailableError):
+            bucket.get("x")
+        store.is_away = False
+        eventually(lambda: answers(bucket))
+        asked = store.asked
+        assert bucket.find("y") is None
+        assert store.asked == asked + 1

@@ -391,6 +391,8 @@ class Bucket:
     def _given_up(self, error: StoreError) -> StoreError:
         if self._breaker is not None and isinstance(error, StoreUnavailableError):
             self._breaker.failed(error)
+        else:
+            self._answered()
         return error
 
 

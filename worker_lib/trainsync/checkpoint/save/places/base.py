@@ -79,6 +79,7 @@ class PartPlace(Protocol):
         Raises:
             UnsafePathError: ``path`` leads out of the step.
             FileNotFoundError: the save has ended.
+            SaveFailedError: another incarnation is in force: nobody is to be told.
         """
         ...
 

@@ -20,6 +20,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import (
     CheckpointError,
     SaveAbandonedError,
+    SaveFailedError,
     UnsupportedPlaceError,
 )
 from trainsync.checkpoint.memory.kept import KeptFile
@@ -28,13 +29,14 @@ from trainsync.checkpoint.save.files.stream import buffered
 from trainsync.checkpoint.save.files.writer import without_crc
 from trainsync.failpoints import failpoint
 from trainsync.storage import block_digests, digest
-from trainsync.storage.errors import UnsafePathError
+from trainsync.storage.errors import DamagedFileError, UnsafePathError
 from trainsync.storage.layout import check_not_reserved
 from trainsync.storage.objects import keys
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import StoreUnavailableError
 from trainsync.storage.objects.live import names, records
 from trainsync.storage.objects.live.records import StoredRecords
+from trainsync.storage.objects.live.term import read_term
 from trainsync.storage.objects.live.upload import Upload
 from trainsync.storage.patience import Patience
 from trainsync.storage.saves.receipts import (
@@ -204,6 +206,7 @@ class StorePart:
 
         Raises:
             FileNotFoundError: the save has ended meanwhile.
+            SaveFailedError: another incarnation is in force by now: there is nothing to report.
         """
         tries, number = self._patience.begin(), self._number
         while True:
@@ -212,11 +215,27 @@ class StorePart:
             except StoreUnavailableError as error:
                 if not tries.again(error):
                     raise
-            if self._records.outcome() is not None:
-                raise FileNotFoundError(f"{self._records.folder}: the save has ended")
+            self._see_wanted()
             self._number = number
             if is_first:
                 self._writer = secrets.token_hex(8)
+
+    def _see_wanted(self) -> None:
+        if self._records.outcome() is not None:
+            raise FileNotFoundError(f"{self._records.folder}: the save has ended")
+        try:
+            term = read_term(self._bucket)
+        except DamagedFileError:  # a newer release's, say: the monitor decides
+            return
+        attempt, incarnation = self._owner
+        if term is None or term.attempt is None or term.attempt < attempt:
+            return
+        if term.attempt > attempt or incarnation not in term.clusters.values():
+            raise SaveFailedError(
+                f"{self._participant} of step {self._step} will not be committed: incarnation "
+                f"{incarnation} of attempt {attempt} is not in force, the run is at attempt "
+                f"{term.attempt}"
+            )
 
     def _write(
         self, path: str, produce: Callable[[BinaryIO], object], size: int
