@@ -7,6 +7,7 @@ import pytest
 
 LONGEST = (
     "test_restart_in_place.py",
+    "test_restart_in_a_bucket.py",
     "test_tiny_grpo.py",
     "test_synchronizer_faults.py",
     "test_faults_slice.py",

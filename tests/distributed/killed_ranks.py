@@ -1,11 +1,13 @@
 """``python -m tests.distributed.killed_ranks``: `tiny_grpo.train`, with ranks that are killed.
 
-Each file in ``kills`` beside the run's directory is a kill, ``<phase>-<step>.<rank>``: that rank
-removes the file and sends itself SIGKILL when it comes to the phase at that step, or later. Beside
-it, ``times`` gets a line for each kill, start and step: what, step, seconds since the epoch.
+Each file in ``kills`` beside the run's directory (in ``KILLED_RANKS``, of a run in a bucket) is a
+kill, ``<phase>-<step>.<rank>``: that rank removes the file and sends itself SIGKILL when it comes
+to the phase at that step, or later. Beside it, ``times`` gets a line for each kill, start and step:
+what, step, seconds since the epoch.
 
 Phases: ``step`` (amid the computation), ``publish``, ``load`` (of the checkpoint, after a restart),
-``finish``, and the points of a save and of keeping in memory (`trainsync.failpoints`).
+``finish``, and the points of a save, also into a bucket, and of keeping in memory
+(`trainsync.failpoints`).
 """
 
 import os
@@ -39,11 +41,11 @@ class KilledRank(_RankActor):
     def start(
         self, ctx: RunContext, config: Config, resume: Resume | None, endpoint: tuple[str, int]
     ) -> None:
-        self._beside = ctx.directory.parent
+        self._beside = Path(os.environ.get("KILLED_RANKS") or ctx.directory.parent)
         self._step = 0 if resume is None else resume.step
         if resume is not None:
             self._replace_load()
-        for area in (failpoints.SAVE, failpoints.MEMORY):
+        for area in (failpoints.SAVE, failpoints.MEMORY, failpoints.LIVE):
             failpoints.enable(area, self._die)
         super().start(ctx, config, resume, endpoint)
 

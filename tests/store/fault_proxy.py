@@ -130,10 +130,15 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in self.headers.items():
             if name.lower() not in _HOP_BY_HOP:
                 connection.putheader(name, value)
-        connection.endheaders(body)
-        answer = connection.getresponse()
-        data = answer.read()
-        connection.close()
+        try:
+            connection.endheaders(body)
+            answer = connection.getresponse()
+            data = answer.read()
+        except (OSError, http.client.HTTPException):  # the server is dead
+            self._cut()
+            return
+        finally:
+            connection.close()
         if rule is not None and fault is Fault.DELAYED:
             threading.Event().wait(rule.seconds)
         if fault is Fault.LOST_REPLY:

@@ -12,20 +12,23 @@ import httpx
 import pytest
 import torch
 from trainsync.api import env
-from trainsync.api.protocol import LoadReport, SaveKind, SaveState
+from trainsync.api.protocol import LoadReport, ProgressReport, SaveKind, SaveState
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.load.loading import load_shard
 from trainsync.checkpoint.load.resume import open_stored_resume
 from trainsync.checkpoint.save.registration import all_ranks
 from trainsync.monitor.client.http import HttpMonitorClient
+from trainsync.monitor.errors import FencedError
+from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.objects import commits
-from trainsync.storage.objects.of_run import open_run_store
+from trainsync.storage.objects.of_run import MONITOR_LIMITS, open_run_store
+from trainsync.storage.saves.incarnations import successor
 
 from devcluster.shell import Progress
 from devcluster.tools import ensure_store_servers
 from tests.store.conftest import FAST, PROGRAM, Place
 from tests.store.server import ACCESS, REGION, SECRET, serving
-from tests.unit.cli.commands import document
+from tests.unit.cli.commands import document, findings
 from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
 from tests.unit.monitor.saves import SECOND
 from tests.unit.monitor.server.clients import PATIENT, Clients
@@ -132,7 +135,48 @@ def test_saves_commit_and_the_next_attempt_resumes_with_another_monitor(
     assert ACCESS not in said
 
 
-def test_a_server_that_dies_is_told_of_and_the_run_goes_on_when_it_is_back(
+def test_a_run_is_restarted_in_place_by_one_monitor_and_goes_on_with_the_next(
+    place: Place, pod: pytest.MonkeyPatch, api: FakeApi, token_file: Path
+) -> None:
+    pod.setenv(env.STORE_ENDPOINT, place.direct)
+    url = place.url()
+    with monitor(api, url) as running:
+        before = Clients(running.url, token_file)(retry=PATIENT)
+        before.claim("main")
+        assert before.resume() is None
+        save(before, url, 5)
+        lost = CheckpointCoordinator(before, url, world_size=2)
+        everyone = all_ranks("model", world_size=2)
+        lost.register(10, checkpoint_participants=everyone, patience=30)
+        lost.save_async("model", weights(10), 10)
+        lost.wait_all(60)
+        after = before.renew(successor(before.incarnation), "rank 1 died")
+        after = before.renew(after.incarnation, "the answer was lost")
+        with pytest.raises(FencedError, match="not in force"):
+            before.save_status(CHECKPOINT, 10)
+        point = after.resume()
+        assert point is not None
+        assert point.step == 5
+        eventually(
+            lambda: (api.writes[-1][1].get("restartsInPlace") or {}).get("reason") == "rank 1 died"
+        )
+    with monitor(api, url) as running:
+        with pytest.raises(FencedError, match="not in force"):
+            Clients(running.url, token_file)(retry=PATIENT).resume()
+        owner = SaveOwner(0, after.incarnation)
+        again = Clients(running.url, token_file)(owner, retry=PATIENT)
+        point = again.resume()
+        assert point is not None
+        assert point.step == 5
+        save(again, url, 10)
+        again.close()
+    stored = commits.read_manifest(place.open(), CHECKPOINT, 10)
+    assert stored.manifest.incarnation == after.incarnation
+    pod.setenv(env.CHECKPOINT_DIR, url)
+    assert findings("verify", url, code=0) == []
+
+
+def test_a_server_that_dies_is_told_of_and_saves_go_on_when_it_is_back(
     tmp_path: Path, pod: pytest.MonkeyPatch, api: FakeApi, token_file: Path
 ) -> None:
     program = ensure_store_servers(Progress()).path(PROGRAM)
@@ -142,20 +186,28 @@ def test_a_server_that_dies_is_told_of_and_the_run_goes_on_when_it_is_back(
         server.bucket(name)
         port = server.port
         pod.setenv(env.STORE_ENDPOINT, server.endpoint)
-        running = RunningMonitor(api, None, bucket=open_run_store(f"s3://{name}/run", FAST))
+        url = f"s3://{name}/run"
+        running = RunningMonitor(api, None, bucket=open_run_store(url, MONITOR_LIMITS))
         client = Clients(running.url, token_file)(retry=PATIENT)
         client.claim("main")
-        save(client, f"s3://{name}/run", 5)
+        save(client, url, 5)
         eventually(lambda: healthy(api).get("status") == "True")
     try:
+        saving = CheckpointCoordinator(client, url)
+        saving.register(10, checkpoint_participants=all_ranks("model", world_size=1))
+        saving.save_async("model", weights(10), 10)
         eventually(lambda: healthy(api).get("reason") == "StoreFailing", 30)
         assert "the connection was refused" in healthy(api)["message"]
         assert api.writes[-1][1]["checkpoint"]["lastCommitted"]["step"] == 5
         eventually(lambda: any(e["reason"] == "CheckpointUnhealthy" for e in api.events))
         assert httpx.get(f"{running.url}/healthz").status_code == 200
+        client.report_progress(ProgressReport(step=9))  # requests are answered meanwhile
+        assert httpx.get(f"{running.url}/readyz").status_code == 200
+        assert (saving.stats.failures, saving.stats.in_flight) == (0, 1)
         with serving(program, root, port=port):
-            eventually(lambda: healthy(api).get("status") == "True", 30)
-            save(client, f"s3://{name}/run", 10)
+            eventually(lambda: healthy(api).get("status") == "True", 60)
+            assert saving.finish(10, timeout=60) is not None
+            save(client, url, 15)
     finally:
         client.close()
         running.stop()

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trainsync.checkpoint.load import resume, stored
 from trainsync.checkpoint.load.resume import Resume
-from trainsync.monitor.client.disk import DiskMonitorClient
-from trainsync.monitor.errors import ClaimRefusedError, FencedError
+from trainsync.checkpoint.save.places import opening
+from trainsync.monitor.errors import FencedError
+from trainsync.runtime import clients
 from trainsync.runtime.context import RunContext
 from trainsync.runtime.errors import JoinError
 from trainsync.runtime.restarts import run_with_restarts
@@ -20,12 +22,28 @@ from trainsync.storage.saves import claims
 from trainsync.storage.saves.claims import LOCAL_UID, read_claims
 from trainsync.storage.saves.incarnations import generation
 
+from tests.unit.storage.objects.memory import memory
+
 
 class RankDiedError(Exception):
     """A rank of these tests died."""
 
 
-def local(directory: Path) -> RunContext:
+@pytest.fixture(params=["volume", "store"])
+def where(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path | str:
+    """Where the run saves: a directory, or a store in memory that every URL names."""
+    if request.param == "volume":
+        return tmp_path / "run"
+    bucket = memory()
+    for module in (opening, stored, resume, clients):
+        monkeypatch.setattr(module, "open_run_store", lambda url: bucket)
+    stored._opened.cache_clear()
+    return "s3://bucket/runs/a"
+
+
+def local(directory: Path | str) -> RunContext:
     return RunContext.from_env(directory, environ={})
 
 
@@ -45,8 +63,8 @@ def step_of(resume: Resume | None) -> int | None:
     return None if resume is None else resume.step
 
 
-def test_the_attempt_goes_on_from_what_its_predecessor_committed(tmp_path: Path) -> None:
-    with local(tmp_path / "run") as driver:
+def test_the_attempt_goes_on_from_what_its_predecessor_committed(where: Path | str) -> None:
+    with local(where) as driver:
         assert driver.resume() is None
         save(driver, 3)
         before = driver.incarnation
@@ -58,30 +76,28 @@ def test_the_attempt_goes_on_from_what_its_predecessor_committed(tmp_path: Path)
         driver.restart_in_place("another rank died")
         assert step_of(driver.resume()) == 4
         driver.report(4)
-    with local(tmp_path / "run") as driver:
+    with local(where) as driver:
         assert (driver.attempt, step_of(driver.resume())) == (1, 4)
 
 
 def test_ranks_of_before_save_nothing_more_and_new_ones_speak_for_the_successor(
-    tmp_path: Path,
+    where: Path | str,
 ) -> None:
-    with local(tmp_path / "run") as driver:
+    with local(where) as driver:
         rank = save(driver, 3)
         driver.restart_in_place("a rank died")
         rank.coordinator(rank=0, world_size=1).save_sync("model", {"lr": 0.2}, 4)
         joined = RunContext.from_env(environ=driver.env())
         assert joined.incarnation == driver.incarnation
         assert step_of(joined.resume()) == 3
-        with pytest.raises(ClaimRefusedError):
-            DiskMonitorClient(driver.directory, attempt=0, incarnation=rank.incarnation).claim(
-                "local"
-            )
-    with local(tmp_path / "run") as driver:
+        with pytest.raises(FencedError):
+            rank.monitor.claim("local")
+    with local(where) as driver:
         assert step_of(driver.resume()) == 3
 
 
-def test_the_client_of_before_is_refused(tmp_path: Path) -> None:
-    with local(tmp_path / "run") as driver:
+def test_the_client_of_before_is_refused(where: Path | str) -> None:
+    with local(where) as driver:
         before = driver.monitor
         driver.restart_in_place("a rank died")
         with pytest.raises(FencedError):
@@ -89,17 +105,17 @@ def test_the_client_of_before_is_refused(tmp_path: Path) -> None:
         assert driver.monitor.resume() is None
 
 
-def test_only_the_process_that_claimed_restarts_the_attempt(tmp_path: Path) -> None:
-    with local(tmp_path / "run") as driver:
+def test_only_the_process_that_claimed_restarts_the_attempt(where: Path | str) -> None:
+    with local(where) as driver:
         rank: RunContext = pickle.loads(pickle.dumps(driver))
         with pytest.raises(JoinError, match="that claimed the attempt"):
             rank.restart_in_place("not mine")
 
 
-def test_a_run_is_restarted_as_often_as_it_may_and_then_fails(tmp_path: Path) -> None:
+def test_a_run_is_restarted_as_often_as_it_may_and_then_fails(where: Path | str) -> None:
     calls: list[int | None] = []
 
-    with local(tmp_path / "run") as driver:
+    with local(where) as driver:
 
         def train(resume: Resume | None) -> str:
             calls.append(step_of(resume))

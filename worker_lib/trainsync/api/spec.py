@@ -352,7 +352,8 @@ class Checkpoint(Model):
         le=604800,
         description=(
             "A save that lacks a part so long after its registration, or its registration so long "
-            "after its first part, is aborted; 1800 when absent."
+            "after its first part, is aborted, and so long a part waits for a bucket that is away; "
+            "1800 when absent."
         ),
     )
     memory: CheckpointMemory | None = Field(

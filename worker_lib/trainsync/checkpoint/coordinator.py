@@ -100,7 +100,8 @@ class CheckpointCoordinator:
         component_prefix: put before every ``name`` that is saved, for a second model of the run:
             its components are told apart, and its files keep their names in a folder of their own.
         permits: held while the background writes; None: all may write at once.
-        save_timeout: seconds after which the monitor aborts a save that is not complete.
+        save_timeout: seconds after which the monitor aborts a save that is not complete. For so
+            long a part that is written in the background waits for a bucket that is away.
         sync_method: how explorers of the run get weights, for those that save for them; None: by
             what the saver does besides.
         times: between the requests that ask how saves ended.
@@ -168,6 +169,7 @@ class CheckpointCoordinator:
             copy_timeout=copy_timeout,
             permits=permits,
             memory=self._kept,
+            save_timeout=save_timeout,
         )
         self._place = open_place(directory, monitor.attempt, monitor.incarnation)
         self._saves = SavePipeline(monitor, self._place, rank, world_size, options, self.commits)

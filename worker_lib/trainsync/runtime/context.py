@@ -314,8 +314,7 @@ class RunContext(RunDescription):
             reason: for people; shown by the run's status and Events.
 
         Raises:
-            JoinError: this is another process, or a run whose checkpoints are in a store; or the
-                attempt was restarted 99 times.
+            JoinError: this is another process; or the attempt was restarted 99 times.
             FencedError: a newer attempt, or another successor, has the run: exit.
             MonitorError: the monitor is not reached within about seven minutes, or is older.
             What `resume` raises.

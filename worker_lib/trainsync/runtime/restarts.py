@@ -50,7 +50,7 @@ def renewed(monitor: MonitorClient, claimed_here: bool, reason: str) -> MonitorC
             "trainers are other processes"
         )
     if not isinstance(monitor, RenewalClient):
-        raise JoinError("a run whose checkpoints are in a store begins a new attempt instead")
+        raise JoinError(f"a {type(monitor).__name__} restarts nothing in place")
     try:
         name = successor(monitor.incarnation)
     except ValueError as error:

@@ -287,11 +287,13 @@ def _lost_clusters(
 
 def _no_progress(run: Run, started: datetime, now: datetime, out: Findings) -> None:
     policy = run.spec.failure_policy
-    if policy.progress_deadline_seconds is None:
+    # Saves that wait for a bucket may hold training up; a new attempt could not begin either.
+    if policy.progress_deadline_seconds is None or startup.store_problem(run) is not None:
         return
     progress = run.status.get("progress") or {}
     reported = objects.optional_time(progress.get("lastReportTime"))
-    last = max(started, reported) if reported else started
+    back = startup.store_back(run)
+    last = max(time for time in (started, reported, back) if time is not None)
     message = (
         f"No progress was reported for {policy.progress_deadline_seconds} s"
         " (spec.failurePolicy.progressDeadlineSeconds)."

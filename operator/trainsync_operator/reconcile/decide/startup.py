@@ -133,3 +133,11 @@ def store_problem(run: Run) -> str | None:
     """What the monitor says of the run's bucket, where that refuses."""
     found = objects.condition({"status": run.status}, ConditionType.CHECKPOINT_HEALTHY) or {}
     return found.get("message") if found.get("reason") == names.STORE_FAILING else None
+
+
+def store_back(run: Run) -> datetime | None:
+    """Since when the run's bucket, which may have been away before, is well; None: no bucket."""
+    if run.spec.checkpoint.storage.object_store is None:
+        return None
+    found = objects.condition({"status": run.status}, ConditionType.CHECKPOINT_HEALTHY) or {}
+    return objects.optional_time(found.get("lastTransitionTime"))

@@ -1,6 +1,6 @@
 """The monitor of a run in a store: what participants put is committed, or ends for a reason."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -127,6 +127,42 @@ def test_a_save_commits_when_every_participant_has_put_its_receipt() -> None:
     assert outcome is not None
     assert outcome.manifest_digest == stored.digest
     assert run.records(owner, 5).writers() == [], "what participants put is removed"
+
+
+def test_a_store_that_fails_amid_a_removal_keeps_no_object_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run()
+    core, owner = run.monitor(0, max_to_keep=1)
+    save(run, core, owner, 1)
+    delete, left = run.bucket.delete, [1]
+
+    def fail_once(keys: Sequence[str]) -> None:
+        if left and any("/model_0.pt" in key for key in keys):
+            left.pop()
+            raise StoreUnavailableError("it is away")
+        delete(keys)
+
+    monkeypatch.setattr(run.bucket, "delete", fail_once)
+    save(run, core, owner, 2)
+    assert (run.steps(), left) == ([2], [])
+    assert any("global_step_1/" in key for key in run.shards())
+    core.tick()
+    assert not any("global_step_1/" in key for key in run.shards())
+
+
+def test_a_save_that_waits_for_the_store_is_not_aborted_before_its_deadline() -> None:
+    run = Run()
+    core, owner = run.monitor(0, save_deadline_seconds=1800)
+    core.saves.register(owner, request(5, ONE, TWO))
+    run.write(owner, 5, ONE)
+    run.now += timedelta(seconds=1790)
+    core.tick()
+    assert state(core, owner, 5) is SaveState.REGISTERED
+    run.write(owner, 5, TWO)
+    run.now += timedelta(seconds=1790)  # the monitor, too, sees it late
+    core.tick()
+    assert state(core, owner, 5) is SaveState.COMMITTED
 
 
 def test_nothing_is_answered_before_the_claim() -> None:

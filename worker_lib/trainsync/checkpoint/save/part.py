@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from trainsync.api.protocol import SaveKind
+from trainsync.api.spec import SAVE_DEADLINE_SECONDS
 from trainsync.checkpoint.memory.kept import KeptShards
 from trainsync.checkpoint.save.permits import WritePermits
 from trainsync.checkpoint.save.registration import check_step
@@ -79,3 +80,4 @@ class SavingOptions:
     copy_timeout: float = 300.0
     permits: WritePermits | None = None
     memory: KeptShards | None = None
+    save_timeout: float = SAVE_DEADLINE_SECONDS

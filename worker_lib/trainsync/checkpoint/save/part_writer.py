@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -17,15 +17,17 @@ from trainsync.checkpoint.errors import (
     aborted_error,
 )
 from trainsync.checkpoint.memory.kept import KeptFile, KeptShards
+from trainsync.checkpoint.save import ending
 from trainsync.checkpoint.save.part import Part
 from trainsync.checkpoint.save.permits import WritePermits
-from trainsync.checkpoint.save.places.base import Place
+from trainsync.checkpoint.save.places.base import Place, SaveRecords
 from trainsync.checkpoint.save.staging.staging import StagedState
 from trainsync.checkpoint.shard_names import shard_file_name
 from trainsync.failpoints import failpoint
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.errors import FencedError, MonitorError
 from trainsync.storage.errors import StorageError
+from trainsync.storage.patience import Patience
 from trainsync.storage.saves.receipts import (
     FileEntry,
     Participant,
@@ -73,6 +75,9 @@ class PartWriter:
         known_failures: gets kind and step of a save that failed, before any report of it.
         in_caller: a function runs in the caller's thread, so that it may use collectives.
         memory: keeps the state of a checkpoint, too; None: the volume alone has it.
+        patience_seconds: for so long from now on a store that is away is waited for; 0: a few
+            tries.
+        on_wait: see `Patience`.
     """
 
     monitor: MonitorClient
@@ -83,6 +88,8 @@ class PartWriter:
     known_failures: set[tuple[SaveKind, int]] = field(default_factory=set)
     in_caller: bool = False
     memory: KeptShards | None = None
+    patience_seconds: float = 0.0
+    on_wait: Callable[[float], None] = lambda _: None
 
     def __post_init__(self) -> None:
         self.kind, self.step = self.part.kind, self.part.step
@@ -91,7 +98,15 @@ class PartWriter:
         source = self.part.source
         self._function = None if isinstance(source, Mapping) else source
         self.save = self.place.save(self.kind, self.step)
-        self._files = self.place.part(self.kind, self.step, self.participant)
+        self._is_abandoned = False
+        patience = None
+        if self.patience_seconds > 0:
+            patience = Patience(
+                time.monotonic() + self.patience_seconds,
+                stopped=lambda: self._is_abandoned or ending.over.is_set(),
+                on_wait=self.on_wait,
+            )
+        self._files = self.place.part(self.kind, self.step, self.participant, patience)
 
     def let_go(self) -> None:
         """The state is copied: what the caller gathered may be freed."""
@@ -262,13 +277,17 @@ class PartWriter:
         try:
             outcome = self.save.outcome()
             if outcome is not None and outcome.error is None:
-                self._check_registered()
+                self._check_registered(self.save)
         except NotRegisteredError as error:
             raise self.fail(error) from error
         except (OSError, StorageError) as error:
             logger.warning("%s: the commit cannot be looked up: %s", self, error)
         failpoint("save.told")
         return True
+
+    def abandon(self) -> None:
+        """Wait for no store any more. From any thread."""
+        self._is_abandoned = True
 
     def fail(self, error: BaseException) -> SaveFailedError | SaveAbortedError:
         """Report that the part failed with ``error``, and return what the caller is to raise.
@@ -325,15 +344,15 @@ class PartWriter:
 
     def _outcome(self) -> SaveOutcome | None:
         """Outcome of a committed save; None while it is open. Raises as `_committed_before`."""
-        outcome = self.save.outcome()
+        outcome = self._files.records.outcome()
         if outcome is not None and outcome.error is not None:
             raise self._aborted(outcome.error)
         if outcome is not None:
-            self._check_registered()
+            self._check_registered(self._files.records)
         return outcome
 
-    def _check_registered(self) -> None:
-        registration = self.save.registration()
+    def _check_registered(self, save: SaveRecords) -> None:
+        registration = save.registration()
         if registration is None:  # then an older attempt committed the step
             return
         registered = registration.participants
@@ -356,6 +375,8 @@ class PartWriter:
 def abandon(parts: Sequence[PartWriter], reason: str, timeout: float) -> None:
     """Report all of ``parts`` as failed at once, within ``timeout`` seconds."""
     error = SaveAbandonedError(reason)
+    for part in parts:
+        part.abandon()
     # Daemons: a monitor that is away must not keep a process that has to end.
     reporters = [threading.Thread(target=part.fail, args=(error,), daemon=True) for part in parts]
     deadline = time.monotonic() + timeout

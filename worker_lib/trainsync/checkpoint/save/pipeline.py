@@ -223,6 +223,9 @@ class SavePipeline:
             known_failures=self._watch.known,
             in_caller=in_caller,
             memory=self._options.memory,
+            # After that the monitor aborts the save. A caller that waits hears of it soon.
+            patience_seconds=0.0 if in_caller else self._options.save_timeout,
+            on_wait=lambda seconds: self._counters.add(store_wait_seconds=seconds),
         )
 
     def _stage(self, save: _Save, overlapped: bool) -> None:

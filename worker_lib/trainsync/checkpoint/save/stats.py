@@ -10,7 +10,8 @@ class CheckpointStats:
 
     ``blocked_seconds`` is how long ``save_*`` kept the caller, waits for staging memory included;
     ``step_wait_seconds`` how long optimizer steps waited for overlapped copies besides.
-    ``queue_seconds`` is how long staged saves waited to be written.
+    ``queue_seconds`` is how long staged saves waited to be written, ``store_wait_seconds`` how long
+    parts waited for a bucket that was away, which grows while they do.
     """
 
     saves: int = 0
@@ -25,6 +26,7 @@ class CheckpointStats:
     written_files: int = 0
     written_bytes: int = 0
     write_seconds: float = 0.0
+    store_wait_seconds: float = 0.0
     failures: int = 0
     skipped: int = 0  # saves given up because staging memory was full, here or on another rank
     unreported: int = 0  # receipts that the monitor was not told of and has to find

@@ -4,6 +4,7 @@
 say where the host's scan finds it, and read what the host puts.
 """
 
+import copy
 import logging
 import time
 from collections.abc import Callable
@@ -91,6 +92,13 @@ class StoreMonitorClient(HostedMonitorClient[StoreCore]):
     def claim(self, cluster: str) -> None:
         """See `MonitorClient`."""
         self._call(lambda core: core.claim(self._owner, cluster, None))
+
+    def renew(self, successor: str, reason: str) -> "StoreMonitorClient":
+        """See `RenewalClient`. The two share the monitor: closing one of them ends it."""
+        self._call(lambda core: core.renew(self._owner, successor, reason))
+        renewed = copy.copy(self)
+        renewed._owner = SaveOwner(self.attempt, successor)
+        return renewed
 
     def resume(self) -> ResumePoint | None:
         """See `MonitorClient`. A checkpoint that is doubted is read in full meanwhile."""

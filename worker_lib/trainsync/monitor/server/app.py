@@ -45,9 +45,9 @@ from trainsync.monitor.serving.news import VersionNews
 from trainsync.monitor.serving.roster import ServerRoster
 from trainsync.monitor.store.served import ServedStoreCore
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.objects.bucket import Bucket, Limits
+from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import StoreUrlError
-from trainsync.storage.objects.of_run import open_run_store
+from trainsync.storage.objects.of_run import MONITOR_LIMITS, open_run_store
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,11 +57,6 @@ _GRACE_SECONDS: Final = 5
 _CLOSE_SECONDS: Final = 15.0
 _MIRROR_SECONDS: Final = 2.0
 _READ_AGAIN_SECONDS: Final = 2.0
-_LIMITS: Final = Limits(
-    connect_seconds=5.0, call_seconds=15.0, retries=3, retry_seconds=10.0, parts=2
-)
-"""A bucket that refuses is told of within seconds; the core asks it again. Parts: the monitor's
-container is small."""
 
 
 def _now() -> datetime:
@@ -428,7 +423,7 @@ async def serve(settings: MonitorServerSettings) -> int:
     bucket = None
     if settings.store is not None:
         try:
-            bucket = open_run_store(settings.store, _LIMITS)
+            bucket = open_run_store(settings.store, MONITOR_LIMITS)
         except StoreUrlError as error:
             _LOG.critical("this monitor ends: %s", error)
             return 2

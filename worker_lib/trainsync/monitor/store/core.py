@@ -52,6 +52,7 @@ from trainsync.storage.objects.live.term import (
     check_run,
 )
 from trainsync.storage.objects.probe import require_conditional_puts
+from trainsync.storage.saves import incarnations
 
 _LOG = logging.getLogger(__name__)
 _CHECK_SECONDS: Final = 10.0
@@ -116,6 +117,7 @@ class StoreCore:
         )
         self._progress = ProgressTracker()
         self._weights: WeightsReport | None = None
+        self._restart: views.RestartView | None = None
         self._resuming = StoreResuming(
             bucket,
             self._worker,
@@ -244,11 +246,50 @@ class StoreCore:
             self._resuming.forget()
             self._permits.renew(quiet=False)
         _LOG.info("attempt %d of cluster %s claimed by %s", owner.attempt, cluster, owner)
-        try:
-            with self._kept():
-                tidy.sweep(self._bucket, self._worker.ledger, self._see_right)
-        except errors.StorageUnavailableError as error:  # the next claim sweeps again
-            self._worker.health.io_error("sweep", str(error))
+        self._sweep()
+
+    def renew(self, owner: SaveOwner, incarnation: str, reason: str) -> None:
+        """Restart the owner's attempt in place: its successor of that name is in force from now on.
+
+        As with a new attempt, complete saves are committed first. The rest is aborted, by one
+        conditional put of the term the owner is fenced, and what it had put is swept. What to
+        resume from is decided anew. The same request again changes nothing.
+
+        Raises:
+            FencedError: the owner is not in force.
+            InvalidRequestError: the name is none of a successor of the owner's.
+            NotReadyError: a save of the owner is being read; ask again.
+            StorageUnavailableError: the store cannot be reached; ask again.
+        """
+        self._ready()
+        successor = SaveOwner(owner.attempt, incarnation)
+        if not incarnations.succeeds(incarnation, owner.incarnation):
+            raise errors.InvalidRequestError(
+                f"{incarnation} is no name of a successor of incarnation {owner.incarnation}"
+            )
+        if self._holds and self._lost is None and successor in self._worker.ledger.owners:
+            return  # the answer to the request before was lost
+        self._fence(owner)
+        cluster = self._worker.ledger.cluster_of(owner)
+        assert cluster is not None, "the owner is in force"
+        with self._kept():
+            self._settle_last()
+            why = f"the attempt is restarted in place ({successor.restarts})"
+            self._worker.abandon(owner, why, self._clock())
+            self._see_right()
+            self._tenure.renew(cluster, owner.incarnation, incarnation)
+        self._worker.grant(cluster, successor)
+        self._resuming.forget()
+        self._permits.renew(quiet=False)  # its processes are gone, or fenced
+        self._restart = views.RestartView(successor.restarts, self._clock(), reason)
+        _LOG.warning(
+            "attempt %d is restarted in place, the %d. time: %s",
+            owner.attempt,
+            successor.restarts,
+            reason,
+        )
+        self._observer.restarted(owner.attempt, successor.restarts, reason)
+        self._sweep()
 
     def newest(self, owner: SaveOwner, kind: SaveKind) -> CommitNotice | None:
         """The newest save of the owner's training, or what it resumed from."""
@@ -299,7 +340,7 @@ class StoreCore:
     def report_progress(self, owner: SaveOwner, report: ProgressReport) -> None:
         """Training is at ``report.step``."""
         self._fence(owner)
-        self._progress.report(owner.attempt, report, self._clock())
+        self._progress.report(owner.attempt, report, self._clock(), owner.restarts)
 
     def report_weights(self, owner: SaveOwner, report: WeightsReport) -> None:
         """The Synchronizer's view of the explorers."""
@@ -319,7 +360,14 @@ class StoreCore:
             steps=self._progress.steps,
             weights=self._weights,
             lag_allowed=self._settings.lag_allowed,
+            restarts=self._restarts(),
         )
+
+    def _restarts(self) -> views.RestartView:
+        number = self._worker.ledger.restarts
+        if self._restart is not None and self._restart.count == number:
+            return self._restart
+        return views.RestartView(number)  # a monitor before this one saw when and why
 
     @property
     def open_saves(self) -> list[Save]:
@@ -332,8 +380,16 @@ class StoreCore:
         with self._kept():
             self._worker.act(self._clock())
 
+    def _sweep(self) -> None:
+        """Remove what incarnations that are over have left."""
+        try:
+            with self._kept():
+                tidy.sweep(self._bucket, self._worker.ledger, self._see_right)
+        except errors.StorageUnavailableError as error:  # the next claim sweeps again
+            self._worker.health.io_error("sweep", str(error))
+
     def _see_right(self) -> None:
-        """See that this monitor may remove what it judged; raises `MonitorError`, `StoreError`."""
+        """See that this monitor may do what it judged; raises `MonitorError`, `StoreError`."""
         if self._authority is not None:
             self._authority.gate()
         self._tenure.check()

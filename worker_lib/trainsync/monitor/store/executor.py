@@ -98,6 +98,7 @@ class StoreExecutor:
         self._unclean: set[SaveKey] = set()
         self._ended: dict[SaveKey, None] = {}  # in the order in which they ended
         self._retention_due = True
+        self._doomed: dict[int, list[str]] = {}  # see `tidy.remove_step`
         self.health = VolumeHealth(observer, Unhealthy.STORE)
         self.revision = 0
 
@@ -174,6 +175,22 @@ class StoreExecutor:
         while self._decide(now):
             pass
         self.act(now)
+
+    def abandon(self, owner: SaveOwner, why: str, now: datetime) -> None:
+        """Abort what the owner has not completed: it gives its attempt to its successor."""
+        for save in self.ledger.saves():
+            if save.open and save.key.owner == owner:
+                self.ledger.fail(save.key, AbortReason.RESTARTED, why)
+        self.act(now)
+
+    def grant(self, cluster: str, owner: SaveOwner) -> None:
+        """See `Ledger.grant`; the term says so already."""
+        self.ledger.grant(cluster, owner)
+        in_force = self.ledger.owners
+        self._prepared = {k: v for k, v in self._prepared.items() if k.owner in in_force}
+        self._reading = {k: v for k, v in self._reading.items() if k[0].owner in in_force}
+        self._unclean = {key for key in self._unclean if key.owner in in_force}
+        self.revision += 1
 
     def act(self, now: datetime) -> None:
         """Carry out decisions until none is left, then tidy. What the store refuses is kept for
@@ -379,7 +396,9 @@ class StoreExecutor:
         own = any(info.owner in self.ledger.owners for info in self.ledger.infos(_KIND))
         if origin is not None and origin.step is not None and not own:
             protected.add(origin.step)
-        removed = tidy.retain(self._bucket, self._tenure, self.ledger, self._max_to_keep, protected)
+        removed = tidy.retain(
+            self._bucket, self._tenure, self.ledger, self._max_to_keep, protected, self._doomed
+        )
         for step in removed:
             self.ledger.uncommitted(_KIND, step)
             _LOG.info("step %d removed: at most %s are kept", step, self._max_to_keep)

@@ -22,7 +22,6 @@ from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings
 from trainsync.monitor.commit.health import Unhealthy, worst
 from trainsync.monitor.commit.observer import Observer, Observers
-from trainsync.monitor.errors import InvalidRequestError
 from trainsync.monitor.ledger.saves import CommittedInfo, SaveOwner
 from trainsync.monitor.ledger.stop_save import StopAnswer, at_risk, stop_save
 from trainsync.monitor.server import views
@@ -100,30 +99,15 @@ class ServedStoreCore(StoreCore):
     def claim(self, owner: SaveOwner, cluster: str, confirmed_attempt: int | None) -> None:
         """See `StoreCore`."""
         super().claim(owner, cluster, confirmed_attempt)
-        mine = (owner.attempt, cluster, owner.incarnation)
-        if mine not in {(one.attempt, one.cluster, one.incarnation) for one in self._claims}:
-            claim = Claim(
-                run_uid=self._settings.run_uid,
-                attempt=owner.attempt,
-                cluster=cluster,
-                incarnation=owner.incarnation,
-                created_at=self._clock(),
-            )
-            self._claims = [*self._claims, claim][-_CLAIMS_KEPT:]
+        self._note(owner, cluster)
 
     def renew(self, owner: SaveOwner, incarnation: str, reason: str) -> None:
-        """Restarts in place are for runs on a volume.
-
-        Raises:
-            FencedError: the owner is not in force.
-            InvalidRequestError: otherwise.
-        """
-        del incarnation, reason
-        self._fence(owner)
-        raise InvalidRequestError(
-            "an attempt of a run whose checkpoints are in a store is not restarted in place: end"
-            " the job, and a new attempt begins"
-        )
+        """See `StoreCore`."""
+        super().renew(owner, incarnation, reason)
+        successor = SaveOwner(owner.attempt, incarnation)
+        cluster = self._worker.ledger.cluster_of(successor)
+        assert cluster is not None, "it is in force"
+        self._note(successor, cluster)
 
     def resume_from(self, wanted: ResumeFrom | None) -> None:
         """The present ``spec.resumeFrom``, which the API server refuses for such a run."""
@@ -162,7 +146,7 @@ class ServedStoreCore(StoreCore):
     def report_progress(self, owner: SaveOwner, report: ProgressReport) -> None:
         """See `StoreCore`."""
         super().report_progress(owner, report)
-        self._account.trained(owner.attempt, report)
+        self._account.trained(owner.attempt, report, owner.restarts)
 
     def report_weights(self, owner: SaveOwner, report: WeightsReport) -> None:
         """See `StoreCore`."""
@@ -209,6 +193,7 @@ class ServedStoreCore(StoreCore):
             stop_save=self.stop_save(),
             at_risk=at_risk(progress, self._progress.first, ledger, self.gpus),
             account=self._account.shown(),
+            restarts=self._restarts(),
         )
 
     def committed(self) -> list[tuple[SaveKind, CommittedInfo]]:
@@ -222,6 +207,18 @@ class ServedStoreCore(StoreCore):
     def last_report(self) -> ProgressReport | None:
         """The last progress report as it came."""
         return self._progress.last
+
+    def _note(self, owner: SaveOwner, cluster: str) -> None:
+        mine = (owner.attempt, cluster, owner.incarnation)
+        if mine not in {(one.attempt, one.cluster, one.incarnation) for one in self._claims}:
+            claim = Claim(
+                run_uid=self._settings.run_uid,
+                attempt=owner.attempt,
+                cluster=cluster,
+                incarnation=owner.incarnation,
+                created_at=self._clock(),
+            )
+            self._claims = [*self._claims, claim][-_CLAIMS_KEPT:]
 
     def _taken(self) -> None:
         self._account.load()

@@ -59,9 +59,17 @@ def forget_save(bucket: Bucket, key: SaveKey) -> None:
 
 
 def retain(
-    bucket: Bucket, tenure: Tenure, ledger: Ledger, keep: int, protected: set[int]
+    bucket: Bucket,
+    tenure: Tenure,
+    ledger: Ledger,
+    keep: int,
+    protected: set[int],
+    doomed: dict[int, list[str]],
 ) -> list[int]:
     """Remove all but the last ``keep`` checkpoints, in the order of training; those removed.
+
+    Args:
+        doomed: see `remove_step`; the same one when it is done again.
 
     Raises:
         TermLostError: another monitor commits by now; nothing was removed.
@@ -74,18 +82,28 @@ def retain(
     tenure.change(intent=None)
     for step in steps:
         failpoint("live.removing")
-        remove_step(bucket, step)
+        remove_step(bucket, step, doomed)
     return steps
 
 
-def remove_step(bucket: Bucket, step: int) -> None:
-    """Remove a checkpoint: its manifest first, then its objects."""
+def remove_step(bucket: Bucket, step: int, doomed: dict[int, list[str]]) -> None:
+    """Remove a checkpoint: its manifest first, then its objects.
+
+    Args:
+        doomed: keys of the objects that are to go, by step: remembers them where the store fails
+            in between, after which no manifest names them any more.
+    """
     try:
         stored = commits.read_manifest(bucket, _KIND, step)
-    except (StepGoneError, DamagedFileError):
-        return  # a person's, or a newer release's
-    bucket.delete([keys.manifest(_KIND, step)])
-    bucket.delete(sorted(stored.keys.values()))
+    except StepGoneError:
+        pass  # by an earlier try, or a person
+    except DamagedFileError:
+        return  # a newer release's
+    else:
+        doomed[step] = sorted(stored.keys.values())
+        bucket.delete([keys.manifest(_KIND, step)])
+    bucket.delete(doomed.get(step, []))
+    doomed.pop(step, None)
 
 
 def sweep(bucket: Bucket, ledger: Ledger, may: Callable[[], None]) -> list[str]:

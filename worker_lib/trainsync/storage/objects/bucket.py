@@ -4,7 +4,7 @@ A reply can be lost when the store has done what it was asked: so after every co
 end is not known, or that another seems to have won, what is there is read back and compared.
 """
 
-import logging
+import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from trainsync.storage.objects import transfer
+from trainsync.storage.objects.breaker import Breaker
 from trainsync.storage.objects.errors import (
     ObjectChangedError,
     ObjectExistsError,
@@ -22,15 +23,17 @@ from trainsync.storage.objects.errors import (
     StoreUnavailableError,
 )
 from trainsync.storage.objects.failures import translate
+from trainsync.storage.patience import Patience, Tries
 
 if TYPE_CHECKING:
     from obstore import UpdateVersion
     from obstore.store import ObjectStore
 
-_LOG = logging.getLogger(__name__)
 _LARGEST_RECORD: Final = 256 << 20  # a manifest of a million files; more is not ours
 _DELETED_AT_ONCE: Final = 500
 _NO_UPLOAD: Final = "NoSuchUpload"
+_TRIES: Final = 2
+_FIRST_WAIT_SECONDS: Final = 0.4
 _NOT_OF_THE_STORE: Final = (NotImplementedError, TypeError, AttributeError)
 
 T = TypeVar("T")
@@ -38,13 +41,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of each call. None begins another try after ``retry_seconds``.
+    """Bounds of each call. None begins another try after ``retry_seconds``, but see
+    `Bucket.patient`.
 
     Args:
         call_seconds: of one request for a record or a listing.
         transfer_seconds: of one request with a part of an object: on a slow way many share it.
         part_bytes: of a part of a multipart upload, and of a range that is read at once.
         parts: of one object that are in flight at once.
+        pause_seconds: after a call that was given up others fail at once for so long, and for
+            longer and longer while the store is away; 0: each one tries.
     """
 
     connect_seconds: float = 10.0
@@ -54,6 +60,7 @@ class Limits:
     retry_seconds: float = 90.0
     part_bytes: int = 8 << 20
     parts: int = 4
+    pause_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,19 @@ class Bucket:
         self._transfers = store if transfers is None else transfers
         self.name = name
         self.limits = Limits() if limits is None else limits
+        pause = self.limits.pause_seconds
+        self._breaker = Breaker(pause) if pause else None
+        self._patience: Patience | None = None
+
+    def patient(self, patience: Patience) -> "Bucket":
+        """The same store, for work that goes on when the store is back: calls that find it away
+        are made again as ``patience`` says.
+
+        Not so an upload of several parts, whose bytes are gone: that raises as ever.
+        """
+        found = copy.copy(self)
+        found._patience = patience
+        return found
 
     def get(self, key: str) -> Blob:
         """A small object.
@@ -309,25 +329,30 @@ class Bucket:
 
     def _again(self, call: Callable[[], T], doing: str) -> T:
         """``call``, a few times more where it may be done again; obstore has tried, too."""
-        tries = _Tries(self.limits.retry_seconds)
+        self._check()
+        tries = self._tries()
         while True:
             try:
-                return call()
+                result = call()
             except _NOT_OF_THE_STORE:
                 raise
             except Exception as error:  # noqa: BLE001 - obstore's have no common base
                 found = (
                     error if isinstance(error, StoreError) else translate(error, doing, self.name)
                 )
-                if not isinstance(found, StoreUnavailableError) or tries.spent():
-                    raise found from None
-                _LOG.warning("%s; it is tried again", found)
+                if isinstance(found, StoreUnavailableError) and tries.again(found):
+                    continue
+                raise self._given_up(found) from None
+            else:
+                self._answered()
+                return result
 
     def _conditional(
         self, put: Callable[[], None], settled: Callable[[], bool], doing: str
     ) -> None:
         """``put``, until it is ``settled``: done by us, or lost to another (which raises)."""
-        tries = _Tries(self.limits.retry_seconds)
+        self._check()
+        tries = self._tries()
         while True:
             try:
                 put()
@@ -336,36 +361,39 @@ class Bucket:
             except Exception as error:  # noqa: BLE001 - obstore's have no common base
                 if settled():
                     return
-                found = _condition_failed(error)
-                problem = None if found else translate(error, doing, self.name)
-                if isinstance(problem, StoreUnavailableError) or found:
-                    if not tries.spent():
-                        continue
-                    problem = problem or StoreUnavailableError(
+                if _condition_failed(error):
+                    problem: StoreError = StoreUnavailableError(
                         f"{self.name}, {doing}: the store refuses, though nothing else is there"
                     )
-                assert problem is not None
-                raise problem from None
+                else:
+                    problem = translate(error, doing, self.name)
+                if isinstance(problem, StoreUnavailableError) and tries.again(problem):
+                    continue
+                raise self._given_up(problem) from None
             else:
+                self._answered()
                 return
 
+    def _tries(self) -> Tries:
+        if self._patience is not None:
+            return self._patience.begin()
+        until = time.monotonic() + self.limits.retry_seconds
+        return Patience(until, _TRIES, _FIRST_WAIT_SECONDS).begin()
 
-class _Tries:
-    """Counts tries, and waits between them; none begins after ``seconds``."""
+    def _check(self) -> None:
+        if self._breaker is not None:
+            self._breaker.check()
 
-    _WAITS: Final = (0.2, 1.0)
+    def _answered(self) -> None:
+        if self._breaker is not None:
+            self._breaker.succeeded()
 
-    def __init__(self, seconds: float) -> None:
-        self._done = 0
-        self._end = time.monotonic() + seconds
-
-    def spent(self) -> bool:
-        """Whether there is none left; else it has waited for the next one."""
-        if self._done == len(self._WAITS) or time.monotonic() >= self._end:
-            return True
-        time.sleep(self._WAITS[self._done])
-        self._done += 1
-        return False
+    def _given_up(self, error: StoreError) -> StoreError:
+        if self._breaker is not None and isinstance(error, StoreUnavailableError):
+            self._breaker.failed(error)
+        else:
+            self._answered()
+        return error
 
 
 def _condition_failed(error: Exception) -> bool:

@@ -6,11 +6,23 @@ clouds stay the training's. Without them, as in a local run, those of the clouds
 
 import os
 from collections.abc import Mapping
+from typing import Final
 
 from trainsync.api import env
 from trainsync.api.bucket import CREDENTIALS
 from trainsync.storage.objects.bucket import Bucket, Limits
 from trainsync.storage.objects.opening import StoreOptions, open_store
+
+MONITOR_LIMITS: Final = Limits(
+    connect_seconds=5.0,
+    call_seconds=15.0,
+    retries=3,
+    retry_seconds=10.0,
+    parts=2,
+    pause_seconds=2.0,
+)
+"""A bucket that refuses is told of within seconds; the core asks it again, and answers requests
+meanwhile. Parts: the monitor's container is small."""
 
 
 def options_of_run(

@@ -456,6 +456,25 @@ def test_a_progress_report_moves_the_deadline_but_one_of_an_older_attempt_does_n
     assert decide(run, RUNNING, observed, START + seconds(359)).transition is None
 
 
+def test_while_the_bucket_is_away_no_progress_is_asked_for() -> None:
+    store = {"storage": {"objectStore": {"url": "s3://my-bucket/runs/a"}}}
+    wanted = spec(checkpoint=store, failurePolicy={"progressDeadlineSeconds": 60})
+    observed = healthy((job(JobPhase.RUNNING),))
+
+    def healthy_is(status: str, reason: str) -> dict[str, object]:
+        said = {"status": status, "reason": reason, "message": "A sentence."}
+        at = {"lastTransitionTime": "2026-01-01T00:05:00Z"}
+        return {"conditions": [{"type": "CheckpointHealthy", **said, **at}]}
+
+    away = make_run(wanted, status=healthy_is("False", "StoreFailing"))
+    assert decide(away, RUNNING, observed, START + seconds(3600)).transition is None
+    back = make_run(wanted, status=healthy_is("True", "Healthy"))
+    assert decide(back, RUNNING, observed, START + seconds(359)).transition is None
+    assert decide(back, RUNNING, observed, START + seconds(361)).transition is Transition.RESTART
+    other = make_run(wanted, status=healthy_is("False", "SaveFailed"))
+    assert decide(other, RUNNING, observed, START + seconds(361)).transition is Transition.RESTART
+
+
 STARTING = replace(RUNNING, starting_since=START)
 LATE = START + DEADLINE
 

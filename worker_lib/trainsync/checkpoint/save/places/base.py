@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.memory.kept import KeptFile
+from trainsync.storage.patience import Patience
 from trainsync.storage.saves.receipts import (
     FileEntry,
     Participant,
@@ -44,6 +45,11 @@ class PartPlace(Protocol):
         """Names in the receipt whose files these are."""
         ...
 
+    @property
+    def records(self) -> SaveRecords:
+        """The save's records, as they are read while the part is written."""
+        ...
+
     def claim(self) -> tuple[str, ...]:
         """See that no other process that lives writes this part; asked again before the receipt.
 
@@ -72,6 +78,8 @@ class PartPlace(Protocol):
 
         Raises:
             UnsafePathError: ``path`` leads out of the step.
+            FileNotFoundError: the save has ended.
+            SaveFailedError: another incarnation is in force: nobody is to be told.
         """
         ...
 
@@ -111,8 +119,18 @@ class Place(Protocol):
         """The records of one save."""
         ...
 
-    def part(self, kind: SaveKind, step: int, participant: Participant) -> PartPlace:
+    def part(
+        self,
+        kind: SaveKind,
+        step: int,
+        participant: Participant,
+        patience: Patience | None = None,
+    ) -> PartPlace:
         """Where a part goes. Does nothing yet.
+
+        Args:
+            patience: with a store that is away, while the part is written; a volume has none. None:
+                a few tries.
 
         Raises:
             UnsafePathError: it is no name of a participant.

@@ -1,18 +1,18 @@
 """Saves go straight into a store: shards from staged memory, then a receipt, each put once.
 
 Nothing goes through a local disk, but for a `save_fn`, which writes into a local directory. An
-upload that fails is begun anew from the staged copy, under another key.
+upload that fails is begun anew from the staged copy, under another key, for as long as the part's
+`Patience` has it: so a save outlasts an outage of the store.
 """
 
 import io
-import logging
 import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 import torch
 
@@ -20,6 +20,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import (
     CheckpointError,
     SaveAbandonedError,
+    SaveFailedError,
     UnsupportedPlaceError,
 )
 from trainsync.checkpoint.memory.kept import KeptFile
@@ -28,14 +29,16 @@ from trainsync.checkpoint.save.files.stream import buffered
 from trainsync.checkpoint.save.files.writer import without_crc
 from trainsync.failpoints import failpoint
 from trainsync.storage import block_digests, digest
-from trainsync.storage.errors import UnsafePathError
+from trainsync.storage.errors import DamagedFileError, UnsafePathError
 from trainsync.storage.layout import check_not_reserved
 from trainsync.storage.objects import keys
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import StoreUnavailableError
 from trainsync.storage.objects.live import names, records
 from trainsync.storage.objects.live.records import StoredRecords
+from trainsync.storage.objects.live.term import read_term
 from trainsync.storage.objects.live.upload import Upload
+from trainsync.storage.patience import Patience
 from trainsync.storage.saves.receipts import (
     FileEntry,
     Participant,
@@ -46,10 +49,10 @@ from trainsync.storage.saves.receipts import (
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-logger = logging.getLogger(__name__)
-
 _BLOCK: Final = 4 << 20
-_TRIES: Final = 3
+_FEW: Final = Patience(tries=2)
+
+T = TypeVar("T")
 
 
 class _DigestingUpload(io.RawIOBase):
@@ -94,20 +97,30 @@ class StorePart:
 
     def __init__(
         self,
-        part_records: StoredRecords,
+        bucket: Bucket,
         owner: tuple[int, str],
+        kind: SaveKind,
         step: int,
         participant: Participant,
+        patience: Patience | None = None,
     ) -> None:
-        self._records = part_records
-        self._bucket = part_records.bucket
+        self._patience = _FEW if patience is None else patience
+        self._bucket = bucket if patience is None else bucket.patient(patience)
+        self._records = StoredRecords(self._bucket, *owner, kind, step)
+        # A failure is not waited for: the monitor hears of it, too.
+        self._at_once = StoredRecords(bucket, *owner, kind, step)
         self._owner = owner
         self._step = step
         self._participant = participant
         self._writer = secrets.token_hex(8)
         self._number = 0
         self._work: Path | None = None
-        names.receipt(part_records.folder, participant)
+        names.receipt(self._records.folder, participant)
+
+    @property
+    def records(self) -> StoredRecords:
+        """See `PartPlace`."""
+        return self._records
 
     @property
     def writer(self) -> str:
@@ -124,30 +137,21 @@ class StorePart:
     def write_state(
         self, path: str, state: Any, size: int, kept: KeptFile | None
     ) -> list[FileEntry]:
-        """See `PartPlace`; a whole object is begun again, at most twice, when the store failed."""
+        """See `PartPlace`."""
         assert kept is None, "a run in a store keeps no shards in memory"
 
         def save(file: BinaryIO) -> None:
             with without_crc():
                 torch.save(state, file)
 
-        for left in reversed(range(_TRIES)):
-            try:
-                return self._write(path, save, size)
-            except StoreUnavailableError as error:
-                if not left:
-                    raise
-                logger.warning("%s is uploaded anew: %s", path, error)
-                # Under another key: what is late of the first upload must not meet the second.
-                self._writer, self._number = secrets.token_hex(8), 0
-        raise AssertionError("unreachable")
+        return self._again(lambda: self._write(path, save, size), is_first=True)
 
     def write_small(self, files: Mapping[str, bytes]) -> list[FileEntry]:
         """See `PartPlace`."""
         return [
             entry
             for path, data in files.items()
-            for entry in self._write(path, partial(_put, data), len(data))
+            for entry in self._again(partial(self._write, path, partial(_put, data), len(data)))
         ]
 
     def produce(self, save_fn: Callable[[Path], object]) -> None:
@@ -174,7 +178,8 @@ class StorePart:
                 with path.open("rb") as source:
                     shutil.copyfileobj(source, file, _BLOCK)
 
-            entries += self._write(place(relative), copy, path.stat().st_size)
+            write = partial(self._write, place(relative), copy, path.stat().st_size)
+            entries += self._again(write)
         return entries
 
     def clear(self) -> None:
@@ -190,7 +195,47 @@ class StorePart:
 
     def write_failure(self, failure: ParticipantFailure) -> None:
         """See `PartPlace`."""
-        self._records.write_failure(failure)
+        self._at_once.write_failure(failure)
+
+    def _again(self, write: Callable[[], T], *, is_first: bool = False) -> T:
+        """``write``, and again from the beginning where the store was away.
+
+        Args:
+            is_first: nothing of the part was put before. Then it gets another folder: what is late
+                of the first upload must not meet the second, whose bytes may be others.
+
+        Raises:
+            FileNotFoundError: the save has ended meanwhile.
+            SaveFailedError: another incarnation is in force by now: there is nothing to report.
+        """
+        tries, number = self._patience.begin(), self._number
+        while True:
+            try:
+                return write()
+            except StoreUnavailableError as error:
+                if not tries.again(error):
+                    raise
+            self._see_wanted()
+            self._number = number
+            if is_first:
+                self._writer = secrets.token_hex(8)
+
+    def _see_wanted(self) -> None:
+        if self._records.outcome() is not None:
+            raise FileNotFoundError(f"{self._records.folder}: the save has ended")
+        try:
+            term = read_term(self._bucket)
+        except DamagedFileError:  # a newer release's, say: the monitor decides
+            return
+        attempt, incarnation = self._owner
+        if term is None or term.attempt is None or term.attempt < attempt:
+            return
+        if term.attempt > attempt or incarnation not in term.clusters.values():
+            raise SaveFailedError(
+                f"{self._participant} of step {self._step} will not be committed: incarnation "
+                f"{incarnation} of attempt {attempt} is not in force, the run is at attempt "
+                f"{term.attempt}"
+            )
 
     def _write(
         self, path: str, produce: Callable[[BinaryIO], object], size: int
@@ -248,7 +293,13 @@ class StorePlace:
         """See `Place`."""
         return StoredRecords(self._bucket, *self._owner, kind, step)
 
-    def part(self, kind: SaveKind, step: int, participant: Participant) -> StorePart:
+    def part(
+        self,
+        kind: SaveKind,
+        step: int,
+        participant: Participant,
+        patience: Patience | None = None,
+    ) -> StorePart:
         """See `Place`."""
         if kind is SaveKind.STATE_DICT:
             raise UnsupportedPlaceError(
@@ -256,7 +307,7 @@ class StorePlace:
                 "whose checkpoints are in a store saves checkpoints alone; expected a run on a "
                 "volume, or weights that are published by another method than checkpoint"
             )
-        return StorePart(self.save(kind, step), self._owner, step, participant)
+        return StorePart(self._bucket, self._owner, kind, step, participant, patience)
 
     def newest_registered(self, kind: SaveKind) -> int | None:
         """See `Place`."""

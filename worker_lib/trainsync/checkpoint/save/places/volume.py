@@ -9,6 +9,7 @@ from trainsync.checkpoint.memory.kept import KeptFile
 from trainsync.checkpoint.save.files import writer as files
 from trainsync.storage import atomic
 from trainsync.storage.layout import RunDirectory, SaveDirectory
+from trainsync.storage.patience import Patience
 from trainsync.storage.saves import receipts, scan
 from trainsync.storage.saves.receipts import (
     FileEntry,
@@ -70,6 +71,11 @@ class VolumePart:
     def writer(self) -> str:
         """See `PartPlace`."""
         return self._claims.id
+
+    @property
+    def records(self) -> VolumeRecords:
+        """See `PartPlace`."""
+        return VolumeRecords(self._save)
 
     @property
     def _files(self) -> Path:
@@ -134,8 +140,15 @@ class VolumePlace:
         """See `Place`."""
         return VolumeRecords(self._directory(kind, step))
 
-    def part(self, kind: SaveKind, step: int, participant: Participant) -> VolumePart:
-        """See `Place`."""
+    def part(
+        self,
+        kind: SaveKind,
+        step: int,
+        participant: Participant,
+        patience: Patience | None = None,
+    ) -> VolumePart:
+        """See `Place`. A volume that is away keeps the call, or refuses it at once."""
+        del patience
         return VolumePart(self._directory(kind, step), kind, step, participant, self._claims)
 
     def newest_registered(self, kind: SaveKind) -> int | None:

@@ -181,6 +181,21 @@ class Tenure:
         else:
             self.change(attempt=attempt, clusters={cluster: incarnation}, origin=None)
 
+    def renew(self, cluster: str, before: str, successor: str) -> None:
+        """Give the cluster's claim, which incarnation ``before`` has, to its successor. The attempt
+        goes on from what is decided anew. Asking again for the same successor is fine.
+
+        Raises:
+            TermLostError: another monitor has taken the term.
+            ClaimTakenError: another incarnation has the claim.
+        """
+        holder = self.term.clusters.get(cluster)
+        if holder == successor:
+            return
+        if holder != before:
+            raise ClaimTakenError(self.term.attempt or 0, cluster, str(holder))
+        self.change(clusters={**self.term.clusters, cluster: successor}, origin=None)
+
     def change(self, **changes: Any) -> None:
         """Replace the term; raises `TermLostError`."""
         failpoint("live.term")
