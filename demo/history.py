@@ -44,9 +44,8 @@ class Kill:
 
 @dataclass
 class History:
-    """Collects from every snapshot the facts that the promises need; ``faults`` are to be done."""
+    """Collects from every snapshot the facts that the promises need."""
 
-    faults: tuple[Fault, ...] = tuple(Fault)
     last: Snapshot = field(default_factory=Snapshot)
     rewards: dict[int, float] = field(default_factory=dict)
     probe_differences: dict[int, float] = field(default_factory=dict)
@@ -81,9 +80,9 @@ class History:
         self.kills.append(Kill(fault, self.last, seconds, self.last.committed))
 
     def next_fault(self, commits: int) -> Fault | None:
-        """The next of the faults, when there is something new to resume from (at first ``commits``
+        """The next fault, when there is something new to resume from (at first ``commits``
         saves) and steps remain for that."""
-        last, left = self.last, self.faults[len(self.kills) :]
+        last, left = self.last, tuple(Fault)[len(self.kills) :]
         if not left:
             return None
         if last.finished or last.phase != "Running" or last.step is None or last.committed is None:

@@ -69,9 +69,7 @@ class Play:
         kubectl.apply(self.platform.fit(run), namespace=self.namespace)
 
     def _follow(self, name: str, view: View, seconds: float) -> History:
-        # A run in a bucket does not restart in place.
-        planned = tuple(Fault) if self.bucket is None else (Fault.POD,)
-        history, kubectl = History(planned), self.platform.kubectl
+        history, kubectl = History(), self.platform.kubectl
         for run in kubectl.watch(names.PLURAL, name, self.namespace, seconds):
             snapshot = snapshot_of(run)
             history.tell(snapshot, time.monotonic())

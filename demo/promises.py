@@ -53,8 +53,6 @@ def _one_new_job(history: History) -> Promise:
     after = {kill.fault: kill.after for kill in history.kills}
     kept = after.get(Fault.POD) is not None and (last.attempt, last.restarts) == (1, 1)
     seen = f"attempt {last.attempt}, {last.restarts} restarts"
-    if Fault.PROCESS not in history.faults:
-        return Promise("a killed pod costs one new job", kept, seen)
     in_place = after.get(Fault.PROCESS)
     count = 0 if in_place is None else in_place.restarts_in_place
     kept &= in_place is not None and in_place.attempt == 0 and count == 1
@@ -64,8 +62,8 @@ def _one_new_job(history: History) -> Promise:
 
 def _nothing_lost(history: History) -> Promise:
     text = "no step is lost past the last commit"
-    if len(history.kills) < len(history.faults):
-        done = f"{len(history.kills)} of {len(history.faults)} kills were done"
+    if len(history.kills) < len(Fault):
+        done = f"{len(history.kills)} of {len(Fault)} kills were done"
         return Promise(text, False, done)
     kept, seen = True, []
     for kill in history.kills:

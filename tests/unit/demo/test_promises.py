@@ -164,17 +164,3 @@ def test_the_process_is_killed_after_the_second_commit_and_the_pod_after_one_mor
     assert history.next_fault(2) is None
     history.tell(replace(snapshot(20, 20, 1, 15), phase="Complete"), 60.0)
     assert history.next_fault(2) is None
-
-
-def test_a_run_that_does_not_restart_in_place_loses_a_pod_alone() -> None:
-    history = History((Fault.POD,))
-    for step in range(1, 11):
-        assert history.next_fault(2) is None
-        history.tell(snapshot(step, step // 5 * 5 or None, 0, 0), float(step))
-    assert history.next_fault(2) is Fault.POD
-    history.kill(Fault.POD, 11.0)
-    for step in range(11, 21):
-        history.tell(snapshot(step, step // 5 * 5, 1, 10), step + 30.0)
-        assert history.next_fault(2) is None
-    history.tell(replace(snapshot(20, 20, 1, 10), phase="Complete"), 51.0)
-    assert broken(history) == []
