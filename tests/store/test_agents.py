@@ -5,18 +5,23 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from trainsync.agent.agent import Agent
 from trainsync.agent.intervals import AgentIntervals
 from trainsync.agent.settings import read_settings
 from trainsync.agent.store_feed import StoreFeed
+from trainsync.api.protocol import WeightsReport
+from trainsync.api.spec import SyncMethod
 from trainsync.failpoints import PUBLISH, enabled
+from trainsync.monitor.client.http import HttpMonitorClient
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.saves.incarnations import successor
 from trainsync.weights.delta.compiling import prepare
@@ -34,7 +39,8 @@ from tests.unit.agent.conftest import Watched, has
 from tests.unit.agent.fake_server import FakeServer
 from tests.unit.agent.test_process import _ready
 from tests.unit.agent.test_proving import proof_of
-from tests.unit.monitor.fakes import eventually
+from tests.unit.agent.test_rendezvous import answers
+from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -359,6 +365,62 @@ def test_a_deposed_trainers_version_is_never_served(
     assert has(vllm, state(1, attempt=3))
     second[0].close()
     restarted.close()
+
+
+def test_in_a_run_without_a_volume_agents_report_and_pass_objects_on(
+    place: Place, trainer: AnchorPublisher, tmp_path: Path
+) -> None:
+    api = FakeApi(Signer())
+    api.set_status(attempt=0, generation=0)
+    (tmp_path / "trainer").write_text(api.signer.token())
+    direct = place.open(endpoint=place.direct)
+    monitor = RunningMonitor(api, None, bucket=direct, sync_method=SyncMethod.STORE)
+    agents: list[Agent] = []
+    servers: list[FakeServer] = []
+    try:
+        eventually(lambda: answers(monitor.url))
+        client = HttpMonitorClient(
+            monitor.url, attempt=0, incarnation="a" * 16, token_file=tmp_path / "trainer"
+        )
+        client.claim("main")
+        publish(trainer, 1)
+        client.report_weights(WeightsReport(trainer_version=1, method="store", explorers=[]))
+        for name in ("server-0", "server-1"):
+            memory, token = tmp_path / name, tmp_path / f"{name}.token"
+            memory.mkdir()
+            token.write_text(api.signer.server_token(name))
+            servers.append(FakeServer(memory))
+            reporting = f"--monitor={monitor.url}", f"--token-file={token}", "--servers=rollouts"
+            options = [*options_of(place, servers[-1], memory), *reporting, "--fellows"]
+            feed = StoreFeed(place.open(), poll_seconds=0.05)
+            made = replace(INTERVALS, calm=0.2, busy=0.2, fellows=0.2)
+            agents.append(Agent(read_settings(options, {}), feed, made))
+        first, second = (Watched(agent) for agent in agents)
+        for agent in (first, second):
+            agent.until_ready_with(1)
+        eventually(lambda: len(reported(monitor.url)) == 2, SECONDS)
+        time.sleep(0.5)  # until each has heard of the other
+        read = second.metric(FETCHED)
+        publish(trainer, 2)
+        for agent, vllm in zip((first, second), servers, strict=True):
+            agent.until_ready_with(2)
+            assert has(vllm, state(2))
+        assert second.metric(FETCHED) == read, "it came from the first one"
+        client.report_weights(WeightsReport(trainer_version=5, method="store", explorers=[]))
+        eventually(lambda: [row["lag"] for row in reported(monitor.url)] == [3, 3], SECONDS)
+        client.close()
+    finally:
+        for one in agents:
+            one.close()
+        monitor.stop()
+        for server in servers:
+            server.stop()
+
+
+def reported(url: str) -> list[dict[str, Any]]:
+    """The servers that a monitor's page shows."""
+    page = httpx.get(f"{url}/status.json", timeout=30, trust_env=False).json()
+    return list((page.get("weights") or {}).get("servers") or [])
 
 
 def prove(trainer: AnchorPublisher, version: int, proof: Proof | bytes) -> None:
