@@ -243,7 +243,7 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "weights through files of a bucket": (
         "spec", {**minimal()["spec"], "checkpoint": {"storage": IN_BUCKET},
                  "sync": {"method": "checkpoint"}},
-        "spec.sync.method", "choose memory or nccl"),
+        "spec.sync.method", "choose memory, nccl or store"),
     "roll-back in a bucket": (
         "spec", {**minimal()["spec"], "checkpoint": {"storage": IN_BUCKET},
                  "resumeFrom": {"step": 1}},
