@@ -448,6 +448,18 @@ def test_a_server_is_proven_by_what_lies_beside_the_version(
     assert not again.ready
 
 
+def test_an_index_that_stays_comes_once(place: Place, trainer: AnchorPublisher) -> None:
+    publish(trainer, 1)
+    bucket = place.open()
+    known = bucket.look(INDEX, None)
+    assert bucket.look(INDEX, known) is known
+    assert [size > 0 for path, size in place.proxy.sent if "INDEX" in path] == [True, False]
+    publish(trainer, 2)
+    found = bucket.look(INDEX, known)
+    assert found is not None
+    assert decode_index(found.data) == trainer.index
+
+
 @pytest.mark.parametrize("which", ["other bytes", "another version", "no proof"])
 def test_a_proof_that_is_none_of_the_version_is_refused(
     place: Place, trainer: AnchorPublisher, vllm: FakeServer, start: Starter, which: str
