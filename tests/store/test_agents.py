@@ -272,6 +272,20 @@ def test_while_the_bucket_is_away_a_server_serves_on_and_is_ready_until_that_is_
     assert vllm.loads == 2
 
 
+def test_a_bucket_that_is_away_at_the_start_is_waited_for(
+    place: Place, trainer: AnchorPublisher, vllm: FakeServer, start: Starter
+) -> None:
+    publish(trainer, 1)
+    away = place.proxy.break_next(Fault.REFUSED, "GET", r"weights/", left=100_000)
+    agent = start("--serve-before-first-version")
+    eventually(lambda: "SlowDown" in (agent.status["storeError"] or ""), SECONDS)
+    assert agent.status["notReadyBecause"].startswith("no version is known: the store cannot be")
+    assert vllm.loads == 0
+    away.left = 0
+    agent.until_ready_with(1)
+    assert has(vllm, state(1))
+
+
 def test_a_server_that_is_too_many_steps_behind_is_not_ready(
     place: Place, trainer: AnchorPublisher, vllm: FakeServer, start: Starter
 ) -> None:
