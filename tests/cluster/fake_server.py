@@ -1,6 +1,7 @@
-"""A server of standard Python, in an entry of spec.servers, beside a real agent."""
+"""Servers that stand in for vLLM, in an entry of spec.servers, beside a real agent."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from trainsync.api import env
@@ -9,6 +10,7 @@ from trainsync_operator.builders.servers.pod import AGENT
 from demo.adapt import ENV_VOLUME
 from demo.platform import Platform
 from images.pod_env import MOUNT_PATH
+from tests.unit.agent import fake_server as unit
 
 # What an agent asks of a vLLM server that has taken no version.
 _SERVER = """
@@ -23,19 +25,35 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(ANSWERS.get(self.path)).encode())
 http.server.ThreadingHTTPServer(("", 8000), Handler).serve_forever()
 """
+# One that takes versions: the program is this checkout's, the pod has torch and trainsync.
+_LOADING = """
+FakeServer(Path(os.environ["TRAINSYNC_STAGING_MEMORY"]), "", 8000)
+threading.Event().wait()
+"""
+
+
+def loading_server(platform: Platform, name: str) -> dict[str, Any]:
+    """An entry with one server that takes versions as vLLM does, and generates nothing."""
+    source = Path(unit.__file__).read_text()
+    return fake_server(platform, name, program=f"import os\n{source}{_LOADING}")
 
 
 def fake_server(
-    platform: Platform, name: str, release: str = "", before: Sequence[dict[str, Any]] = ()
+    platform: Platform,
+    name: str,
+    release: str = "",
+    before: Sequence[dict[str, Any]] = (),
+    program: str = _SERVER,
 ) -> dict[str, Any]:
     """An entry with one server, which is ready before the first version.
 
     Args:
         release: a pod with another is replaced.
         before: init containers that run before the agent.
+        program: of the server.
     """
     image = {"image": platform.images.ray}
-    server = {"name": "server", **image, "command": ["python3", "-c", _SERVER]}
+    server = {"name": "server", **image, "command": ["python3", "-c", program]}
     agent: dict[str, Any] = {"name": AGENT, **image}
     agent["env"] = [{"name": env.AGENT_SERVE_BEFORE_FIRST_VERSION, "value": "true"}]
     server["env"] = [{"name": "RELEASE", "value": release}]

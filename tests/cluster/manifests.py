@@ -189,6 +189,14 @@ def stored(name: str = "run") -> Object:
     return run
 
 
+def served_by_store(name: str = "run") -> Object:
+    """A manifest with servers, and no volume."""
+    run = stored(name)
+    run["spec"]["servers"] = served()["spec"]["servers"]
+    run["spec"]["checkpoint"]["storage"] = {"objectStore": {"url": "s3://bucket/run"}}
+    return run
+
+
 def changed(base: Object, path: str, value: Any) -> Object:
     """A copy with one field changed; ``path`` such as ``spec.clusters.0.name``; `...` removes the
     field."""

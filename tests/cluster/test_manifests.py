@@ -5,7 +5,15 @@ from typing import Any
 import pytest
 
 from tests.cluster.conftest import Kubectl
-from tests.cluster.manifests import autoscaled, changed, full, minimal, served, stored
+from tests.cluster.manifests import (
+    autoscaled,
+    changed,
+    full,
+    minimal,
+    served,
+    served_by_store,
+    stored,
+)
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("crd")]
 
@@ -195,8 +203,9 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "bound of staleness below the interval": (
         "spec.sync", {"style": "fully_async", "interval": 4, "maxStaleness": 2},
         "spec.sync.maxStaleness", "lower the interval"),
-    "servers with a method that commits nothing": (
-        "spec.servers", SERVERS, "spec.servers follow committed weights", "or remove the servers"),
+    "servers with a method that commits and stores nothing": (
+        "spec.servers", SERVERS, "spec.servers follow committed or stored weights",
+        "or remove the servers"),
     "two entries of servers of one name": (
         "spec.servers", [SERVERS[0], SERVERS[0]], "spec.servers[1]", "Duplicate value"),
     "servers without a template": (
@@ -237,7 +246,7 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "weights through files of a bucket": (
         "spec", {**minimal()["spec"], "checkpoint": {"storage": IN_BUCKET},
                  "sync": {"method": "checkpoint"}},
-        "spec.sync.method", "choose memory or nccl"),
+        "spec.sync.method", "choose memory, nccl or store"),
     "roll-back in a bucket": (
         "spec", {**minimal()["spec"], "checkpoint": {"storage": IN_BUCKET},
                  "resumeFrom": {"step": 1}},
@@ -461,6 +470,17 @@ def test_a_store_of_weights_is_kept_as_it_was_written(namespace: Kubectl) -> Non
     run = namespace.get("trainingrun", "run")
     assert run is not None
     assert run["spec"]["sync"]["store"] == written["spec"]["sync"]["store"]
+
+
+def test_servers_need_no_volume_where_weights_go_through_a_store(namespace: Kubectl) -> None:
+    written = served_by_store()
+    done = namespace.apply(written)
+    assert done.returncode == 0, done.stderr
+    run = namespace.get("trainingrun", "run")
+    assert run is not None
+    assert run["spec"]["servers"][0] == written["spec"]["servers"][0]
+    refused = namespace.apply(changed(written, "spec.sync", {"method": "checkpoint"}))
+    assert "choose memory, nccl or store" in refused.stderr
 
 
 def test_the_scale_of_explorers_that_ray_counts_is_refused(namespace: Kubectl) -> None:

@@ -23,10 +23,14 @@ from trainsync import RunContext, WeightPublisher
 from trainsync.api import env
 from trainsync.engines.module_engine import TrainedModule
 from trainsync.weights.errors import SupersededTrainerError, WeightsUnavailableError
+from trainsync.weights.proof.asking import Prover
+from trainsync.weights.proof.canaries import make_canaries
+from trainsync.weights.proof.record import Tolerance, decode_proof
 from trainsync.weights.synchronizer.report import SynchronizerStatus
 from trainsync.weights.synchronizer.roster import STOPPED
 from trainsync.weights.transports.anchors.index import Owner, WeightsIndex, read_index
 from trainsync.weights.transports.anchors.publisher import AnchorPublisher
+from trainsync.weights.transports.anchors.reader import AnchorReader
 
 from tests.distributed.engines.fsdp_models import content, engine, expected
 from tests.distributed.ranks import run_ranks, values_of
@@ -415,6 +419,39 @@ def test_ranks_gather_what_rank_0_puts(
         with torch.no_grad():
             state["embed.weight"][0, 0] = state["embed.weight"][17, 0] = number
         assert tensors == {name: content(tensor) for name, tensor in state.items()}
+
+
+def test_a_version_has_the_proof_that_its_trainer_gave(
+    place: Place,
+    tmp_path: Path,
+    ray_address: str,  # noqa: F811
+) -> None:
+    environ = {
+        env.CHECKPOINT_DIR: str(tmp_path / "run"),
+        env.RUN_NAME: f"run-{tmp_path.name}",
+        env.SYNC_METHOD: "store",
+        env.SYNC_STORE_URL: place.url(),
+    }
+    asked = torch.nn.Sequential(torch.nn.Embedding(30, 8), torch.nn.Linear(8, 30))
+    canaries = make_canaries(30, count=4, length=5)
+    prover = Prover(canaries, Tolerance(0.01, 0.02, 0.05))
+    with RunContext.from_env(environ=environ) as ctx:
+        ctx.synchronizer()
+        with WeightPublisher(ctx, TrainedModule(asked), prover=prover) as publisher:
+            publisher.publish(1)
+            first = prover.ask(asked, 1)
+            with torch.no_grad():
+                asked[0].weight.add_(0.5)
+            publisher.publish(2)
+    second = prover.ask(asked, 2)
+    rows = index_of(place).versions
+    for row, proof in zip(rows, (first, second), strict=True):
+        assert row.proof is not None
+        assert decode_proof(place.open().get(row.proof.key).data, Path("proof")) == proof
+    explorer = AnchorReader(place.open())
+    taken = explorer.fetch(2, rows[1].digest, SECONDS)
+    assert torch.equal(taken.state_dict["0.weight"], asked[0].weight)
+    explorer.close()
 
 
 def test_explorers_end_when_training_does(run: Run) -> None:

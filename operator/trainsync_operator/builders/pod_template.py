@@ -67,11 +67,12 @@ def _environment(target: Target, cluster: Cluster, group: Group | None) -> dict[
     if spec.sync.max_staleness is not None:
         variables[env.SYNC_MAX_STALENESS] = str(spec.sync.max_staleness)
     if spec.sync.store is not None:
-        variables |= _of_store(spec.sync.store)
+        variables |= of_store(spec.sync.store)
     return variables
 
 
-def _of_store(store: SyncStore) -> dict[str, str]:
+def of_store(store: SyncStore) -> dict[str, str]:
+    """Variables with the place of the store of weights."""
     given = {
         env.SYNC_STORE_URL: store.url,
         env.SYNC_STORE_ENDPOINT: store.endpoint,
@@ -81,7 +82,7 @@ def _of_store(store: SyncStore) -> dict[str, str]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _store_keys(store: SyncStore | None, *, reads: bool) -> list[dict[str, Any]]:
+def store_keys(store: SyncStore | None, *, reads: bool) -> list[dict[str, Any]]:
     """What opens the store of weights.
 
     Args:
@@ -114,19 +115,23 @@ def replace_named(
     return [entry for entry in entries if entry.get(key) not in taken] + ours
 
 
-def run_mounts(target: Target) -> list[dict[str, Any]]:
+def run_mounts(target: Target, *, saves: bool = True) -> list[dict[str, Any]]:
     """Mounts of `run_volumes`."""
     token = {"name": _TOKEN_VOLUME, "mountPath": names.TOKEN_DIRECTORY, "readOnly": True}
-    if target.claim_name is None:
+    if target.claim_name is None or not saves:
         return [token]
     return [{"name": _CHECKPOINT_VOLUME, "mountPath": names.CHECKPOINT_MOUNT}, token]
 
 
-def run_volumes(target: Target, audience: str) -> list[dict[str, Any]]:
-    """The run's checkpoints, unless a bucket has them, and a token of the pod for the monitor."""
+def run_volumes(target: Target, audience: str, *, saves: bool = True) -> list[dict[str, Any]]:
+    """The run's checkpoints, unless a bucket has them, and a token of the pod for the monitor.
+
+    Args:
+        saves: whether the pod reads or writes checkpoints.
+    """
     source = {"audience": audience, "expirationSeconds": _TOKEN_SECONDS, "path": "token"}
     token = {"name": _TOKEN_VOLUME, "projected": {"sources": [{"serviceAccountToken": source}]}}
-    if target.claim_name is None:
+    if target.claim_name is None or not saves:
         return [token]
     claim = {"claimName": target.claim_name}
     return [{"name": _CHECKPOINT_VOLUME, "persistentVolumeClaim": claim}, token]
@@ -194,7 +199,7 @@ def inject(
     variables.append({"name": env.NODE_NAME, "valueFrom": node})
     variables += bucket.of_run(target, opens=_may_save(group))
     reads = _only_reads(target, cluster, group)
-    variables += _store_keys(target.run.spec.sync.store, reads=reads)
+    variables += store_keys(target.run.spec.sync.store, reads=reads)
     defaults = [_RAY_DEFAULT, *_tracker_defaults(target)]
     own = replace_named(defaults, first.get("env") or [], "name")
     first["env"] = replace_named(own, variables, "name")

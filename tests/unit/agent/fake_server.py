@@ -34,13 +34,14 @@ class FakeServer:
         calls: paths, in order.
     """
 
-    def __init__(self, memory: Path) -> None:
+    def __init__(self, memory: Path, host: str = "127.0.0.1", port: int = 0) -> None:
         self._memory = memory
+        self._host = host
         self.faults: dict[str, Fault] = {}
         self.calls: list[str] = []
         self.loads = 0
         self.loads_as: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] = dict
-        self.port = 0
+        self.port = port
         self._http: ThreadingHTTPServer | None = None
         self.start()
 
@@ -83,7 +84,7 @@ class FakeServer:
             def handle_error(self, request: Any, client_address: Any) -> None:
                 pass  # the client went
 
-        self._http = Server(("127.0.0.1", self.port), Handler)
+        self._http = Server((self._host, self.port), Handler)
         self.port = self._http.server_address[1]
         threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
 

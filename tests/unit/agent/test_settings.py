@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from trainsync.agent.__main__ import main
 from trainsync.agent.settings import AgentSettingsError, read_settings
+from trainsync.runtime.sync_store import SyncStore
 
 _GOOD = ("--server=http://127.0.0.1:8000", "--directory=/runs/mine")
 
@@ -39,7 +40,11 @@ def test_options_win_over_variables_and_variables_over_defaults() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((_GOOD[0],), "--directory .* is not given"),
+        ((_GOOD[0],), "--directory .*, or --store .*, is not given"),
+        ((*_GOOD, "--store=s3://bbb/runs/a"), "--directory and --store are both given"),
+        ((_GOOD[0], "--directory=s3://bbb/a"), "--directory is s3://bbb/a: committed versions are"),
+        ((_GOOD[0], "--store=/runs/mine"), "--store: /runs/mine is no URL of a store"),
+        ((_GOOD[0], "--store=s3://k:secret@bbb/a"), "--store: s3://…: credentials are refused"),
         ((_GOOD[1],), "--server .* is not given"),
         ((_GOOD[1], "--server=127.0.0.1:8000"), "--server is '127.0.0.1:8000', expected"),
         ((_GOOD[1], "--server=http://a:b"), "--server is"),
@@ -66,6 +71,28 @@ def test_what_is_wrong_is_named(
         read_settings(options, {})
     assert main(options) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_versions_come_from_a_directory_or_a_store_and_an_option_decides() -> None:
+    of_store = {
+        "TRAINSYNC_SYNC_STORE_URL": "s3://bucket/runs/a",
+        "TRAINSYNC_SYNC_STORE_ENDPOINT": "https://s3.example.com",
+        "TRAINSYNC_SYNC_STORE_REGION": "eu-1",
+        "TRAINSYNC_SYNC_STORE_ALLOW_HTTP": "true",
+        "TRAINSYNC_SYNC_STORE_AWS_ACCESS_KEY_ID": "key",
+    }
+    expected = SyncStore("s3://bucket/runs/a", "https://s3.example.com", "eu-1", allow_http=True)
+    found = read_settings(_GOOD[:1], of_store)
+    assert (found.directory, found.store) == (None, expected)
+    assert read_settings([_GOOD[0], "--store=s3://bbb/x"], {}).store == SyncStore("s3://bbb/x")
+    both = of_store | {"TRAINSYNC_CHECKPOINT_DIR": "/runs/other"}
+    with pytest.raises(AgentSettingsError, match=r"CHECKPOINT_DIR and .*STORE_URL are both given"):
+        read_settings(_GOOD[:1], both)
+    found = read_settings(_GOOD, both)
+    assert (found.directory, found.store) == (Path("/runs/mine"), None)
+    chosen = read_settings([_GOOD[0], "--store=s3://bbb/x"], both).store
+    assert chosen is not None
+    assert chosen.url == "s3://bbb/x"
 
 
 def test_a_misspelt_variable_is_refused() -> None:

@@ -12,7 +12,7 @@ import jwt
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from trainsync.api import names
-from trainsync.api.spec import LogLevel, Verify
+from trainsync.api.spec import LogLevel, SyncMethod, Verify
 from trainsync.kube.client import KubeError, Object
 from trainsync.monitor.page.feed import AGES, MaxAges
 from trainsync.monitor.server.app import Process
@@ -161,6 +161,7 @@ class RunningMonitor:
         port: int = 0,
         page_ages: MaxAges = AGES,
         bucket: Bucket | None = None,
+        sync_method: SyncMethod = SyncMethod.CHECKPOINT,
     ) -> None:
         settings = MonitorServerSettings(
             run_name="run",
@@ -173,6 +174,7 @@ class RunningMonitor:
             log_level=LogLevel.INFO,
             identity="monitor-pod",
             store=None if bucket is None else bucket.name,
+            sync_method=sync_method,
         )
         self.process = Process(
             settings, api, host="127.0.0.1", port=port, page_ages=page_ages, bucket=bucket

@@ -55,7 +55,7 @@ def with_servers(*entries: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """`spec` with servers, of which each entry says what is not usual."""
     template = {"spec": {"containers": [{"name": "vllm", "image": "vllm:1"}]}}
     servers = [{"engine": "VLLM", "template": template, **entry} for entry in entries]
-    return spec(servers=servers, sync={"method": "checkpoint"}, **changes)
+    return spec(**{"servers": servers, "sync": {"method": "checkpoint"}, **changes})
 
 
 def raw_run(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from trainsync.agent.settings import read_settings
 from trainsync.api import env, names
+from trainsync.runtime.sync_store import SyncStore
 from trainsync_operator.builders import raycluster
 from trainsync_operator.builders.servers import budget, deployment, pod, service
 from trainsync_operator.builders.target import MonitorSettings, Target
@@ -299,3 +300,60 @@ def test_ray_pods_know_where_the_servers_are_and_a_change_of_servers_is_no_edit_
     made_from = [r["metadata"]["annotations"][names.ANNOTATION_MADE_FROM] for r in (one, two)]
     assert made_from[0] == made_from[1]
     assert urls(ray()) is None
+
+
+_PLACE = {"url": "s3://bucket/run", "endpoint": "http://s3:7070", "region": "eu", "allowHttp": True}
+_WRITER, _READER = ({"secretRef": {"name": name}} for name in ("writer", "reader"))
+
+
+def by_store(store: Object | None = None, **changes: Any) -> Object:
+    """The Deployment of the servers of a run whose weights go through a store."""
+    sync = {"method": "store", "store": {**_PLACE, **(store or {})}}
+    chosen = target(with_servers({"name": "rollout"}, sync=sync, **changes))
+    return deployment.build(chosen, chosen.run.servers[0])
+
+
+@pytest.mark.parametrize("volume", [True, False])
+def test_where_weights_go_through_a_store_servers_have_no_volume(
+    volume: bool, tmp_path: Any
+) -> None:
+    storage = {
+        True: {"persistentVolumeClaim": {"claimName": "data"}},
+        False: {"objectStore": {"url": "s3://bucket/run", "credentials": _WRITER}},
+    }[volume]
+    made = by_store(checkpoint={"storage": storage})
+    volumes = {one["name"] for one in pod_of(made)["volumes"]}
+    assert volumes == {"trainsync-token", "trainsync-memory", "trainsync-shm"}
+    agent = agent_of(made)
+    mounts = {mount["mountPath"] for mount in agent["volumeMounts"]}
+    assert mounts == {names.STAGING_MOUNT, names.TOKEN_DIRECTORY}
+    places = {env.STAGING_MEMORY: str(tmp_path), env.AGENT_HOST: "10.1.2.3"}
+    settings = read_settings([], {**variables(agent), **places})
+    assert settings.directory is None
+    assert settings.store == SyncStore("s3://bucket/run", "http://s3:7070", "eu", allow_http=True)
+    assert settings.run_uid == UID
+    assert settings.rendezvous is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "secret"),
+    [
+        ({}, None),
+        ({"credentials": _WRITER}, "writer"),
+        ({"credentials": _WRITER, "readCredentials": _READER}, "reader"),
+    ],
+)
+def test_agents_read_with_the_credentials_of_readers_and_the_server_has_none(
+    given: Object, secret: str | None
+) -> None:
+    made = by_store(given)
+    keys = [e for e in agent_of(made)["env"] if "secretKeyRef" in e.get("valueFrom", {})]
+    assert {e["valueFrom"]["secretKeyRef"]["name"] for e in keys} == ({secret} if secret else set())
+    assert all(e["name"].startswith("TRAINSYNC_SYNC_STORE_AWS_") for e in keys)
+    (server,) = pod_of(made)["containers"]
+    assert "STORE" not in str(server["env"])
+
+
+def test_a_volume_and_no_store_is_for_committed_weights() -> None:
+    assert "STORE" not in str(built())
+    assert "trainsync-checkpoints" in str(built())

@@ -12,10 +12,19 @@ from trainsync.agent.only_agent import AnotherAgentError, only_agent
 from trainsync.agent.settings import AgentSettings, AgentSettingsError, read_settings
 from trainsync.api import env
 from trainsync.kube.logging import configure
-from trainsync.weights.errors import SharedMemoryError
+from trainsync.runtime.errors import SettingsError
+from trainsync.weights.errors import DeltaError, SharedMemoryError
 
 _LOG = logging.getLogger(__name__)
 _QUIET = ("httpx", "httpcore")  # a line for each request
+_CANNOT_RUN = (
+    AnotherAgentError,
+    DeltaError,
+    EndpointError,
+    SettingsError,
+    SharedMemoryError,
+    OSError,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with only_agent(settings.memory, settings.server):
             return _run(settings, asked_to_end)
-    except (AnotherAgentError, EndpointError, SharedMemoryError, OSError) as error:
+    except _CANNOT_RUN as error:
         sys.stderr.write(f"trainsync agent: {error}\n")
         return 1
 

@@ -11,10 +11,12 @@ from typing import Any, Final
 
 import torch
 
-from trainsync.agent.admission.reading import CommittedVersions
+from trainsync.agent.admission.reading import CommittedVersions, ReadsVersions
+from trainsync.agent.admission.stored import StoredVersions
 from trainsync.agent.directory_feed import DirectoryFeed
 from trainsync.agent.endpoint import Answer, EndpointError, HealthEndpoint, json_answer, text_answer
 from trainsync.agent.feed import VersionFeed
+from trainsync.agent.fellows.objects import FellowsObjects
 from trainsync.agent.fellows.reader import FellowsReader
 from trainsync.agent.fellows.registry import FellowsLink
 from trainsync.agent.fellows.sharing import FellowServer
@@ -26,6 +28,7 @@ from trainsync.agent.rendezvous.link import MonitorLink
 from trainsync.agent.settings import AgentSettings
 from trainsync.agent.shared_state import SharedState
 from trainsync.agent.state import ReadinessLimits
+from trainsync.agent.store_feed import StoreFeed
 from trainsync.agent.watching import FeedWatch, ServerWatch
 from trainsync.engines.servers.errors import ServerError
 from trainsync.engines.servers.kinds import driver_of
@@ -35,6 +38,7 @@ from trainsync.weights.staging.area import StagingArea
 
 _LOG = logging.getLogger(__name__)
 _ALIVE_SECONDS: Final = 4.0  # a probe waits for 5
+_LOOK_SECONDS: Final = 5.0  # of a look at a store's index
 
 
 @dataclass(frozen=True)
@@ -43,16 +47,18 @@ class _PassingOn:
 
     link: FellowsLink
     server: FellowServer
-    reader: FellowsReader
+    reader: FellowsReader | FellowsObjects
 
 
 class Agent:
     """Follows a run until `close`.
 
     Args:
-        feed: of versions; None: the run's directory.
+        feed: of versions; None: the directory, or the store.
 
     Raises:
+        SettingsError: the store cannot be opened.
+        DeltaError: versions of a store need numba, which is not there.
         SharedMemoryError: the memory cannot be written to.
         EndpointError: the endpoint's address cannot be listened on.
     """
@@ -71,7 +77,7 @@ class Agent:
             settings.max_staleness, settings.serve_before_first, settings.blind_seconds
         )
         self._metrics = AgentMetrics(lambda: self._shared.state, self._limits)
-        self._feed = feed or DirectoryFeed(RunDirectory(settings.directory), settings.run_uid)
+        self._feed = feed or _feed(settings)
         server = settings.engine, settings.server, settings.memory
         self._looking = driver_of(*server, timeout=intervals.answer)
         self._health = driver_of(*server, timeout=_ALIVE_SECONDS)
@@ -95,19 +101,18 @@ class Agent:
             raise
         try:
             self._fellows = self._passing_on() if settings.fellows else None
-        except OSError as error:
+            reader = None if self._fellows is None else self._fellows.reader
+            self._versions = _versions(settings, reader, self._metrics)
+        except BaseException as error:
             self._endpoint.close()
             self._area.close()
-            raise EndpointError(f"fellows cannot be served: {error}") from error
+            if isinstance(error, OSError):
+                raise EndpointError(f"fellows cannot be served: {error}") from error
+            raise
         follower = Follower(
             self._shared,
             self._server_watch,
-            CommittedVersions(
-                settings.directory,
-                settings.name,
-                read_weights if self._fellows is None else self._fellows.reader,
-                required=settings.proof == "required",
-            ),
+            self._versions,
             self._area,
             self._driving,
             self._metrics,
@@ -129,7 +134,9 @@ class Agent:
                 intervals=intervals,
                 agent=None if ip_address(settings.host).is_unspecified else self._endpoint.url,
             )
-        feed_watch = FeedWatch(self._feed, self._shared, self._stop, self._hints, intervals)
+        # The monitor tells of commits, and versions of a store are none.
+        hints = self._hints if settings.store is None else None
+        feed_watch = FeedWatch(self._feed, self._shared, self._stop, hints, intervals)
         self._threads = [
             threading.Thread(target=run, name=f"trainsync-{name}", daemon=True)
             for name, run in (
@@ -150,7 +157,7 @@ class Agent:
             )
         for thread in (*self._threads, *self._reporting):
             thread.start()
-        _LOG.info("%s follows %s; see %s", settings.server, settings.directory, self.url)
+        _LOG.info("%s follows %s; see %s", settings.server, settings.place, self.url)
 
     @property
     def url(self) -> str:
@@ -162,9 +169,11 @@ class Agent:
         state, now = self._shared.state, time.monotonic()
         newest, failure, judgement = state.newest, state.failure, state.judgement
         why = state.unready(self._limits, now)
+        directory, store = self._settings.directory, self._settings.store
         return {
             "server": self._settings.server,
-            "directory": str(self._settings.directory),
+            "directory": None if directory is None else str(directory),
+            "store": None if store is None else store.url,
             "ready": why is None,
             "notReadyBecause": why,
             "startAnewBecause": state.hopeless,
@@ -178,7 +187,8 @@ class Agent:
             "lag": state.lag,
             "maxStaleness": self._limits.max_staleness,
             "serverError": state.server_error,
-            "directoryError": state.feed_error,
+            "directoryError": state.feed_error if store is None else None,
+            "storeError": None if store is None else state.feed_error,
             "monitor": None
             if self._link is None
             else {"answers": self._link.error is None, "error": self._link.error},
@@ -225,6 +235,7 @@ class Agent:
             self._fellows.link.close()
             self._fellows.reader.close()
         if ended:
+            self._versions.close()
             self._looking.close()
             self._health.close()
             self._driving.close()
@@ -238,16 +249,15 @@ class Agent:
         server = FellowServer(settings.host, link.key, self._intervals.stall / 2)
         link.address = server.address
         name = hashlib.sha256(settings.server.encode()).hexdigest()[:16]
+        folder = settings.memory / f"trainsync-fellows-{name}"
+        given = folder, link.known, server, self._metrics, self._intervals.stall
+        reader: FellowsReader | FellowsObjects
         try:
-            reader = FellowsReader(
-                read_weights,
-                settings.memory / f"trainsync-fellows-{name}",
-                link.known,
-                server,
-                self._metrics,
-                self._intervals.stall,
-            )
-        except OSError:
+            if settings.store is None:
+                reader = FellowsReader(read_weights, *given)
+            else:
+                reader = FellowsObjects(settings.store.open(float(settings.timeout)), *given)
+        except BaseException:
             server.close()
             raise
         return _PassingOn(link, server, reader)
@@ -277,3 +287,25 @@ class Agent:
         if why is None:
             return text_answer(HTTPStatus.OK, "ok")
         return text_answer(HTTPStatus.SERVICE_UNAVAILABLE, why)
+
+
+def _feed(settings: AgentSettings) -> VersionFeed:
+    if settings.store is not None:
+        bucket = settings.store.open(min(_LOOK_SECONDS, float(settings.timeout)))
+        return StoreFeed(bucket, settings.run_uid)
+    assert settings.directory is not None, "read_settings has seen to it"
+    return DirectoryFeed(RunDirectory(settings.directory), settings.run_uid)
+
+
+def _versions(
+    settings: AgentSettings, fellows: FellowsReader | FellowsObjects | None, metrics: AgentMetrics
+) -> ReadsVersions:
+    required = settings.proof == "required"
+    if settings.store is not None:
+        assert not isinstance(fellows, FellowsReader)
+        bucket = settings.store.open(float(settings.timeout))
+        return StoredVersions(bucket, metrics, required=required, fellows=fellows)
+    assert settings.directory is not None, "read_settings has seen to it"
+    assert not isinstance(fellows, FellowsObjects)
+    read = fellows or read_weights
+    return CommittedVersions(settings.directory, settings.name, read, required=required)

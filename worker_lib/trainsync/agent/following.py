@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from trainsync.agent.admission.proving import Admission, RefutedError, UnprovenError
-from trainsync.agent.admission.reading import CommittedVersions, NoProofError
+from trainsync.agent.admission.reading import NoProofError, ReadsVersions
 from trainsync.agent.intervals import DEFAULT_INTERVALS
 from trainsync.agent.metrics import AgentMetrics
 from trainsync.agent.shared_state import SharedState
@@ -76,7 +76,7 @@ class Follower:
         self,
         shared: SharedState,
         watch: ServerWatch,
-        source: CommittedVersions,
+        source: ReadsVersions,
         area: StagingArea,
         driver: ServerDriver,
         metrics: AgentMetrics,
@@ -142,7 +142,7 @@ class Follower:
         """The version in shared memory.
 
         Raises:
-            _SupersededError; what `CommittedVersions.fetch` and `StagingArea.stage` raise.
+            _SupersededError; what `ReadsVersions.fetch` and `StagingArea.stage` raise.
         """
         if self._staged is not None and self._staged.tag == version.tag:
             return self._staged  # such as for a server that was restarted

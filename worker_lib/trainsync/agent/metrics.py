@@ -17,7 +17,7 @@ from trainsync.api.metrics import Metric
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-FetchSource = Literal["volume", "fellow"]
+FetchSource = Literal["volume", "fellow", "store"]
 _SOURCES: Final[tuple[FetchSource, ...]] = get_args(FetchSource)
 
 

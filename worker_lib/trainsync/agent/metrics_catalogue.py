@@ -41,8 +41,8 @@ STAGED_BYTES: Final = counter(
 )
 FETCHED_BYTES: Final = counter(
     "trainsync_agent_fetched_bytes_total",
-    "Bytes fetched with `--fellows`.",
-    Label("source", "volume, fellow", 2),
+    "Bytes fetched with `--store` or `--fellows`.",
+    Label("source", "volume, fellow, store", 3),
     unit="bytes",
 )
 FELLOW_FAILURES: Final = counter(

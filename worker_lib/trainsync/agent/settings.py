@@ -17,6 +17,9 @@ from trainsync.api.spec import LogLevel, Sync
 from trainsync.engines.servers.base import PauseMode
 from trainsync.engines.servers.kinds import PAUSES, EngineKind
 from trainsync.runtime.settings import misspelt
+from trainsync.runtime.sync_store import SyncStore
+from trainsync.storage.objects.address import is_url, parse
+from trainsync.storage.objects.errors import StoreUrlError
 from trainsync.weights.staging.reading import MEMORY_VARIABLE
 from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
 
@@ -59,6 +62,8 @@ class AgentSettings:
     """See the options of `parser`; times in seconds, staleness in steps.
 
     Attributes:
+        directory: of the run; None: versions come from ``store``.
+        store: None: versions come from ``directory``.
         name: of this agent, in its leases.
         rendezvous: None: without a monitor.
         fellows: whether versions are taken from other agents, and given to them.
@@ -66,7 +71,7 @@ class AgentSettings:
 
     server: str
     engine: EngineKind
-    directory: Path
+    directory: Path | None
     run_uid: str | None
     max_staleness: int
     serve_before_first: bool
@@ -82,6 +87,12 @@ class AgentSettings:
     name: str
     rendezvous: Rendezvous | None = None
     fellows: bool = False
+    store: SyncStore | None = None
+
+    @property
+    def place(self) -> str:
+        """Where versions come from, for people."""
+        return str(self.directory) if self.store is None else self.store.url
 
 
 class _Parser(argparse.ArgumentParser):
@@ -113,8 +124,26 @@ def parser(
     )
     add("--server", [env.AGENT_SERVER], None, "the server, such as http://127.0.0.1:8000")
     add("--engine", [env.AGENT_ENGINE], "vllm", f"{', '.join(get_args(EngineKind))}: of the server")
-    add("--directory", [env.CHECKPOINT_DIR], None, "the run's directory")
-    add("--run-uid", [env.RUN_UID], None, "of the run, where several have used the directory")
+    made.add_argument(
+        "--directory",
+        help=f"the run's directory, of sync method checkpoint; or {env.CHECKPOINT_DIR}",
+    )
+    made.add_argument(
+        "--store",
+        help="in place of a directory: the store of sync method store, such as s3://bucket/prefix, "
+        f"with credentials as trainers have them, to read alone; or {env.SYNC_STORE_URL}",
+    )
+    add("--store-endpoint", [env.SYNC_STORE_ENDPOINT], None, "of a store that is not the cloud's")
+    add("--store-region", [env.SYNC_STORE_REGION], None, "of S3")
+    made.add_argument(
+        "--store-allow-http",
+        action="store_const",
+        const="true",
+        default=environ.get(env.SYNC_STORE_ALLOW_HTTP) or "false",
+        help="the endpoint may be http://, where others can read and change what goes by; or "
+        f"{env.SYNC_STORE_ALLOW_HTTP}=true",
+    )
+    add("--run-uid", [env.RUN_UID], None, "of the run, where several used the directory or store")
     add(
         "--max-staleness",
         [env.SYNC_MAX_STALENESS, env.SYNC_INTERVAL],
@@ -133,7 +162,7 @@ def parser(
         "--blind-seconds",
         [env.AGENT_BLIND_SECONDS],
         _BLIND_SECONDS,
-        "how long a server stays ready while the run's directory cannot be read",
+        "how long a server stays ready while the directory or store cannot be read",
     )
     add("--pause", [env.AGENT_PAUSE], "keep", f"{', '.join(get_args(PauseMode))}: running requests")
     add(
@@ -191,11 +220,8 @@ def read_settings(
     given = parser(environ, _Parser).parse_args(arguments)
     if not given.server:
         raise AgentSettingsError(f"--server (or {env.AGENT_SERVER}) is not given")
-    if not given.directory:
-        raise AgentSettingsError(f"--directory (or {env.CHECKPOINT_DIR}) is not given")
-    directory, memory = Path(given.directory).absolute(), Path(given.memory).absolute()
-    if directory.exists() and not directory.is_dir():
-        raise AgentSettingsError(f"--directory is {directory}, which is no directory")
+    directory, store = _place(given, environ)
+    memory = Path(given.memory).absolute()
     if not memory.is_dir():
         raise AgentSettingsError(f"--memory is {memory}, which is no directory")
     engine: EngineKind = _choice("--engine", given.engine, get_args(EngineKind))
@@ -223,6 +249,50 @@ def read_settings(
         name=f"agent-{environ.get(env.POD_NAME) or socket.gethostname()}",
         rendezvous=_rendezvous(given),
         fellows=_fellows(given),
+        store=store,
+    )
+
+
+def _place(
+    given: argparse.Namespace, environ: Mapping[str, str]
+) -> tuple[Path | None, SyncStore | None]:
+    """The directory, or the store; an option counts before the environment."""
+    directory, store = given.directory, given.store
+    names = "--directory", "--store"
+    if not directory and not store:
+        names = env.CHECKPOINT_DIR, env.SYNC_STORE_URL
+        directory, store = (environ.get(name) for name in names)
+    if directory and store:
+        raise AgentSettingsError(
+            f"{names[0]} and {names[1]} are both given: versions come from one of the two, which"
+            " --directory or --store names"
+        )
+    if store:
+        return None, _store(names[1], store, given)
+    if not directory:
+        raise AgentSettingsError(
+            f"--directory (or {env.CHECKPOINT_DIR}), or --store (or {env.SYNC_STORE_URL}), is not"
+            " given"
+        )
+    if is_url(directory):
+        raise AgentSettingsError(
+            f"{names[0]} is {directory}: committed versions are followed on a volume alone; --store"
+            " takes those that sync method store publishes"
+        )
+    path = Path(directory).absolute()
+    if path.exists() and not path.is_dir():
+        raise AgentSettingsError(f"{names[0]} is {path}, which is no directory")
+    return path, None
+
+
+def _store(name: str, url: str, given: argparse.Namespace) -> SyncStore:
+    try:
+        place = str(parse(url))
+    except StoreUrlError as error:
+        raise AgentSettingsError(f"{name}: {error}") from error
+    allow_http = _choice(env.SYNC_STORE_ALLOW_HTTP, given.store_allow_http, ("true", "false"))
+    return SyncStore(
+        place, given.store_endpoint or None, given.store_region or None, allow_http == "true"
     )
 
 

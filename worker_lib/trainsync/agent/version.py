@@ -1,10 +1,11 @@
-"""A committed version of a run's weights, as an agent knows it."""
+"""A version of a run's weights that servers may take, as an agent knows it."""
 
 import hashlib
 from dataclasses import dataclass
 
 from trainsync.engines.servers.tags import tag_of
 from trainsync.storage.saves.manifest import Manifest
+from trainsync.weights.transports.anchors.index import VersionRow
 from trainsync.weights.versions import CheckpointLocation, Published
 
 _WEIGHTS = (".pt", ".safetensors")
@@ -17,8 +18,9 @@ class Version:
     Attributes:
         run_uid: of the run.
         attempt: of the run, in which this version is the newest one.
-        digest: sha256:<hex> of a line ``<path> <bytes> <digest>`` for each file with weights, in
-            the manifest's order: the same when a step is committed again with the same bytes.
+        digest: of the weights, the same when a step is committed again with the same bytes. On a
+            volume sha256:<hex> of a line ``<path> <bytes> <digest>`` for each file with weights, in
+            the manifest's order; in a store that of the stream (`VersionRow.digest`).
         published: where the bytes are.
         restarts: in place, of the attempt, before this version was the newest one.
     """
@@ -69,7 +71,7 @@ def weights_digest(manifest: Manifest) -> str:
 
 
 def on_volume(step: int, path: str, manifest_digest: str, bytes: int, saved_by: int) -> Published:
-    """A committed state dict.
+    """A committed state dict, as it is published.
 
     Args:
         path: of the step's folder in the run's directory.
@@ -77,3 +79,11 @@ def on_volume(step: int, path: str, manifest_digest: str, bytes: int, saved_by: 
     """
     location = CheckpointLocation(path, manifest_digest, saved_by, step)
     return Published.saved(step, manifest_digest, bytes, location)
+
+
+def in_store(row: VersionRow) -> Version:
+    """A version that the index of a store names."""
+    owner = row.owner
+    published = Published.stored(row.weight_version, row.digest, row.bytes)
+    attempt, restarts = owner.age
+    return Version(owner.run_uid, attempt, row.digest, published, restarts)

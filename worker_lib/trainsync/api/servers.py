@@ -54,8 +54,8 @@ class ServerSync(Model):
     fellows: bool = Field(
         default=False,
         description=(
-            "Whether agents pass a version's files on to one another, so that one of them alone "
-            "reads all of it from the volume."
+            "Whether agents pass versions on to one another, so that one of them alone reads all "
+            "of it from the volume or the store."
         ),
     )
 
@@ -92,7 +92,7 @@ class Server(Model):
         default=None,
         ge=0,
         description=(
-            "Training steps that a ready server may be behind the newest committed version; "
+            "Training steps that a ready server may be behind the newest version; "
             "sync.maxStaleness, else sync.interval, when absent."
         ),
     )

@@ -173,7 +173,7 @@ class SyncStore(BucketPlace):
     )
     read_credentials: BucketCredentials | None = Field(
         default=None,
-        description="Of explorers' pods, which only read; `credentials` when absent.",
+        description="Of pods of explorers and servers, which only read; `credentials` when absent.",
     )
 
 

@@ -7,10 +7,12 @@ from trainsync.api import env, names
 from trainsync.api.servers import Engine, ProofPolicy, Server
 
 from trainsync_operator.builders.pod_template import (
+    of_store,
     replace_named,
     run_mounts,
     run_volumes,
     share_group,
+    store_keys,
 )
 from trainsync_operator.builders.target import Target
 from trainsync_operator.reconcile.run import SpecError
@@ -53,6 +55,7 @@ def labels(run: str, server: Server) -> dict[str, str]:
 
 def _environment(target: Target, server: Server) -> list[dict[str, Any]]:
     spec, run = target.run.spec, target.run
+    store = spec.sync.store
     variables = {
         env.RUN_NAME: run.name,
         env.RUN_NAMESPACE: run.namespace,
@@ -60,7 +63,7 @@ def _environment(target: Target, server: Server) -> list[dict[str, Any]]:
         env.SERVERS: server.name,
         env.MONITOR_URL: names.monitor_url(run.name, run.namespace),
         env.TOKEN_FILE: names.TOKEN_FILE,
-        env.CHECKPOINT_DIR: target.checkpoint_directory,
+        **({env.CHECKPOINT_DIR: target.checkpoint_directory} if store is None else of_store(store)),
         env.SYNC_INTERVAL: str(spec.sync.interval),
         env.SYNC_TIMEOUT_SECONDS: str(spec.sync.timeout_seconds),
         env.STAGING_MEMORY: names.STAGING_MOUNT,
@@ -80,7 +83,12 @@ def _environment(target: Target, server: Server) -> list[dict[str, Any]]:
     for name, path in ((env.POD_NAME, "metadata.name"), (env.AGENT_HOST, "status.podIP")):
         source = {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}
         entries.append({"name": name, "valueFrom": source})
-    return entries
+    return entries + store_keys(store, reads=True)
+
+
+def _reads_volume(target: Target) -> bool:
+    """Whether agents read versions on the run's volume; else in the store of weights."""
+    return target.run.spec.sync.store is None
 
 
 def _probe(path: str, port: int | str, period: int, failures: int) -> dict[str, Any]:
@@ -96,7 +104,7 @@ def _agent(
     target: Target, server: Server, beside: dict[str, Any], given: dict[str, Any]
 ) -> dict[str, Any]:
     """The agent's container; ``given`` is the user's part of it."""
-    mounts = [*run_mounts(target), _MEMORY_MOUNT]
+    mounts = [*run_mounts(target, saves=_reads_volume(target)), _MEMORY_MOUNT]
     own = beside.get("securityContext") or {}
     security = {
         "allowPrivilegeEscalation": False,
@@ -176,7 +184,8 @@ def _template(target: Target, server: Server) -> dict[str, Any]:
     agent = _agent(target, server, first, given or {})
     spec["initContainers"] = replace_named(before, [agent], "name")
 
-    ours = run_volumes(target, names.servers_audience(target.run.uid))
+    audience = names.servers_audience(target.run.uid)
+    ours = run_volumes(target, audience, saves=_reads_volume(target))
     volumes = replace_named(spec.get("volumes") or [], ours, "name")
     mounted = {mount.get("name") for mount in first["volumeMounts"]}
     for own in (_MEMORY_VOLUME, _SHARED_VOLUME):

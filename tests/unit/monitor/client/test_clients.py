@@ -297,11 +297,13 @@ def test_settings_have_defaults_and_read_what_the_operator_sets() -> None:
         env.CHECKPOINT_VERIFY: "digest",
         env.SYNC_INTERVAL: "5",
         env.LOG_LEVEL: "debug",
+        env.SYNC_METHOD: "store",
         env.POD_NAME: "r-monitor-abc",
     }
     full = settings.from_environment({**GOOD, **more})
     assert (full.max_to_keep, full.verify, full.lag_allowed) == (3, "digest", 5)
     assert (full.log_level, full.identity) == ("debug", "r-monitor-abc")
+    assert (plain.sync_method, full.sync_method) == ("checkpoint", "store")
     assert plain.identity != settings.from_environment(GOOD).identity
 
 

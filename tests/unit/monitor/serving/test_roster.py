@@ -1,8 +1,16 @@
+from typing import cast
+
 import pytest
 from trainsync.api.protocol import ServerReport
+from trainsync.api.spec import SyncMethod
 from trainsync.api.status import ProofVerdict, ServerWeights
+from trainsync.monitor.commit.newest import CommitNews
 from trainsync.monitor.errors import TooManyWaitersError
+from trainsync.monitor.server.change_signal import ChangeSignal
+from trainsync.monitor.server.core import ServedCore
+from trainsync.monitor.server.views import with_servers
 from trainsync.monitor.serving import roster as rosters
+from trainsync.monitor.serving.news import VersionNews, newest_version
 from trainsync.monitor.serving.roster import FORGET_SECONDS, ServerRoster
 
 REPORT = ServerReport(servers="rollouts", tag="7-00", version=7, lag=0, ready=True)
@@ -38,6 +46,27 @@ def test_lag_is_to_the_newest_version_and_weights_of_unknown_age_count_as_none()
     ]  # fmt: skip
     roster.tell_newest(3)  # it went back
     assert [s.lag for s in shown(roster)] == [4, 0, 4]
+
+
+async def test_what_a_store_has_is_as_new_as_the_synchronizer_says() -> None:
+    class Core:
+        published: int | None = None
+
+        def newest_published(self) -> int | None:
+            return self.published
+
+    core, roster = Core(), ServerRoster(method=SyncMethod.STORE)
+    news = VersionNews(CommitNews(), roster, ChangeSignal())
+    tell(roster, "a", lag=0)
+    news.saw(newest_version(cast(ServedCore, core), SyncMethod.STORE))
+    assert roster.view() is None, "before the Synchronizer has said"
+    core.published = 9
+    news.saw(newest_version(cast(ServedCore, core), SyncMethod.STORE))
+    assert [s.lag for s in shown(roster)] == [2]
+    assert news.now().newest is None, "agents look at the store, not at commits"
+    found = with_servers(None, roster.view())
+    assert found is not None
+    assert (found.method, found.trainer_version) == ("store", 9)
 
 
 def test_a_server_that_is_silent_for_the_deadline_is_gone() -> None:

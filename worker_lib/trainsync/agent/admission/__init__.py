@@ -1,4 +1,5 @@
 """Decides whether a server has the weights of its version.
 
-Begin at `proving`; `reading` reads a version's proof, `judgement` keeps the verdicts.
+Begin at `proving`; `reading` and `stored` read a version with its proof, `judgement` keeps the
+verdicts.
 """

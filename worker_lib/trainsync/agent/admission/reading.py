@@ -1,8 +1,9 @@
-"""Committed versions with their proofs, read while one lease holds both."""
+"""Versions with their proofs; on a volume one lease holds both while they are read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -30,6 +31,27 @@ class FetchedVersion:
     proof: Proof | None
 
 
+class ReadsVersions(Protocol):
+    """Where versions are read. One thread, and another one for `close`."""
+
+    def fetch(self, version: Version, timeout: float) -> FetchedVersion:
+        """A version, verified; its tensors are valid until the next call.
+
+        Raises:
+            NoProofError: it has no proof, and one is required; its weights are not read.
+            Also what `WeightSource.fetch` raises.
+        """
+        ...
+
+    def proof(self, version: Version, timeout: float) -> Proof | None:
+        """The proof alone; raises as `fetch`."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything."""
+        ...
+
+
 class CommittedVersions:
     """Reads the committed versions of a run's directory. One thread.
 
@@ -48,19 +70,19 @@ class CommittedVersions:
         self._proof: Proof | None = None
 
     def fetch(self, version: Version, timeout: float) -> FetchedVersion:
-        """A version, verified.
-
-        Raises:
-            NoProofError: see ``required``; its weights are not read.
-            Also what `WeightSource.fetch` raises.
-        """
+        """See `ReadsVersions`."""
         weights = self._weights.fetch(version.published, timeout)
         return FetchedVersion(weights.state_dict, self._proof)
 
     def proof(self, version: Version, timeout: float) -> Proof | None:
-        """The proof alone; raises as `fetch`."""
+        """See `ReadsVersions`."""
         self._proofs.fetch(version.published, timeout)
         return self._proof
+
+    def close(self) -> None:
+        """See `ReadsVersions`."""
+        self._weights.close()
+        self._proofs.close()
 
     def _read_all(
         self, directory: Path, manifest: Manifest, *, deadline: float

@@ -1,9 +1,9 @@
-"""One file from a fellow, or from the volume, into a holding; verified by the manifest's digest."""
+"""One file from a fellow, the volume or the store into a holding; verified by its digest."""
 
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -58,16 +58,31 @@ def from_volume(directory: Path, holding: Holding, index: int, deadline: float) 
         WeightsUnavailableError: it could not be read by ``deadline``.
         OSError: the volume or the memory failed.
     """
-    entry = holding.files[index]
-    fd = open_for_reading(directory / entry.path, 0)
+    path = directory / holding.files[index].path
+    fd = open_for_reading(path, 0)
     try:
-        _write(holding, index, _pieces_of_file(fd, entry.path, deadline))
+        from_pieces(holding, index, _pieces_of_file(fd), str(path), deadline)
     finally:
         os.close(fd)
+
+
+def from_pieces(
+    holding: Holding, index: int, pieces: Iterable[bytes], name: str, deadline: float
+) -> None:
+    """Write a file as its bytes come.
+
+    Args:
+        name: of their source, for messages.
+
+    Raises:
+        DigestMismatchError: they are not those that are expected.
+        WeightsUnavailableError: they did not come by ``deadline``.
+        OSError: the memory cannot be written to.
+    """
+    entry = holding.files[index]
+    _write(holding, index, _until(pieces, name, deadline))
     if (found := file_digest(holding.path(index))) != entry.digest:
-        raise DigestMismatchError(
-            f"{directory / entry.path} has digest {found}, expected {entry.digest}"
-        )
+        raise DigestMismatchError(f"{name} has digest {found}, expected {entry.digest}")
 
 
 def _joined(fellow: Fellow, key: str, hello: dict[str, object], stall: float) -> socket.socket:
@@ -101,10 +116,15 @@ def _pieces(
         yield piece
 
 
-def _pieces_of_file(fd: int, path: str, deadline: float) -> Iterator[bytes]:
+def _pieces_of_file(fd: int) -> Iterator[bytes]:
     while piece := os.read(fd, PIECE_BYTES):
+        yield piece
+
+
+def _until(pieces: Iterable[bytes], name: str, deadline: float) -> Iterator[bytes]:
+    for piece in pieces:
         if time.monotonic() >= deadline:
-            raise WeightsUnavailableError(f"{path} could not be read in time")
+            raise WeightsUnavailableError(f"{name} could not be read in time")
         yield piece
 
 

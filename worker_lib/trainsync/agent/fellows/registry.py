@@ -30,7 +30,7 @@ class KnownFellows:
 
 
 class FellowsLink:
-    """To one monitor. While it does not answer, no fellow is known: the volume is read.
+    """To one monitor. While it does not answer, no fellow is known, and none is asked.
 
     Args:
         address: where this agent passes versions on; set before `run`.
@@ -80,4 +80,4 @@ class FellowsLink:
             return
         self._failing = True
         details = None if isinstance(error, MonitorError) else error
-        _LOG.warning("fellows are not known, the volume is read: %s", error, exc_info=details)
+        _LOG.warning("fellows are not known, and none is asked: %s", error, exc_info=details)

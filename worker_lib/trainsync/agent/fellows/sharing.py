@@ -1,4 +1,4 @@
-"""Gives a held version's files to fellows that know the run's key."""
+"""Gives what is held of versions to fellows that know the run's key."""
 
 import logging
 import os
@@ -38,7 +38,7 @@ class FellowServer:
         self._key = key
         self._wait = wait
         self._changed = threading.Condition()
-        self._holding: Holding | None = None
+        self._holdings: tuple[Holding, ...] = ()
         self._places = threading.BoundedSemaphore(_MOST_FELLOWS)
         self._closed = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -48,12 +48,25 @@ class FellowServer:
         threading.Thread(target=self._listen, name="trainsync-fellows", daemon=True).start()
 
     def hold(self, holding: Holding | None) -> None:
-        """Give this version from now on; the one before is removed."""
+        """Give this from now on, and nothing else: what was given before is removed."""
         with self._changed:
-            before, self._holding = self._holding, holding
+            before = self._holdings
+            self._holdings = () if holding is None else (holding,)
             self._changed.notify_all()
-        if before is not None:
-            before.close()
+        for one in before:
+            one.close()
+
+    def add(self, holding: Holding) -> None:
+        """Give this, too."""
+        with self._changed:
+            self._holdings = (*self._holdings, holding)
+            self._changed.notify_all()
+
+    def drop(self, holding: Holding) -> None:
+        """Give this no more: it is removed."""
+        with self._changed:
+            self._holdings = tuple(one for one in self._holdings if one is not holding)
+        holding.close()
 
     def close(self) -> None:
         """Give nothing any more."""
@@ -109,8 +122,8 @@ class FellowServer:
         hello = challenge.hello(_MEET_SECONDS)
         wanted, index, offset = hello.get("version"), hello.get("file"), hello.get("offset")
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._has(wanted), self._wait)
-            holding = self._holding if self._has(wanted) else None
+            self._changed.wait_for(lambda: self._closed or self._find(wanted), self._wait)
+            holding = self._find(wanted)
         if holding is None or not _is_within(holding, index, offset):
             link.send({"kind": "refused", "cause": "this version or file is not here"})
             return
@@ -121,8 +134,8 @@ class FellowServer:
             assert isinstance(index, int) and isinstance(offset, int)
             self._stream(connection, holding, index, offset)
 
-    def _has(self, wanted: object) -> bool:
-        return self._holding is not None and self._holding.key == wanted
+    def _find(self, wanted: object) -> Holding | None:
+        return next((one for one in self._holdings if one.key == wanted), None)
 
     def _stream(self, to: socket.socket, holding: Holding, index: int, offset: int) -> None:
         size = holding.files[index].bytes

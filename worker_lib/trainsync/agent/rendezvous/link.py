@@ -101,7 +101,9 @@ class MonitorLink:
         self._mark = ""
         why = str(error) or type(error).__name__
         if self._failures == 0:
-            _LOG.warning("the run's directory alone tells of versions, not the monitor: %s", why)
+            _LOG.warning(
+                "versions are looked for without the monitor, which does not answer: %s", why
+            )
         self.error = why
         retry = self._intervals.retry * 2 ** min(self._failures, 10)
         wait = min(self._intervals.longest_retry, retry)

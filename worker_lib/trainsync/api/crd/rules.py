@@ -160,15 +160,16 @@ RULES: Final[dict[str, list[Rule]]] = {
             " remove one of the two",
         ),
         Rule(
-            "!has(self.servers) || self.servers.size() == 0 || self.sync.method == 'checkpoint'",
-            "spec.servers follow committed weights, which needs spec.sync.method checkpoint: set"
-            " that, or remove the servers",
+            "!has(self.servers) || self.servers.size() == 0 || self.sync.method in ['checkpoint',"
+            " 'store']",
+            "spec.servers follow committed or stored weights, which needs spec.sync.method"
+            " checkpoint or store: set one, or remove the servers",
         ),
         Rule(
             "!has(self.checkpoint.storage.objectStore) || self.sync.method != 'checkpoint'",
             "spec.sync.method checkpoint reads weights from a volume, and"
-            " spec.checkpoint.storage.objectStore has none: choose memory or nccl, or keep the"
-            " checkpoints on a volume",
+            " spec.checkpoint.storage.objectStore has none: choose memory, nccl or store, or keep"
+            " the checkpoints on a volume",
         ),
         Rule(
             "!has(self.checkpoint.memory) || self.checkpoint.memory.copies == 0 || self.clusters"

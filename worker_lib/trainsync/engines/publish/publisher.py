@@ -19,6 +19,7 @@ from trainsync.engines.megatron.state_dicts import (
 )
 from trainsync.engines.protocol import is_megatron
 from trainsync.engines.publish.model_update_group import ModelUpdateGroup, fsdp_sync_weight_nccl
+from trainsync.engines.publish.proving import check_prover, proof_of
 from trainsync.engines.publish.report import PublishReport
 from trainsync.engines.publish.store_publishing import StorePublishing
 from trainsync.engines.trainer_ranks import trainer_ranks
@@ -59,8 +60,9 @@ class WeightPublisher:
             ``checkpoint``, whose files are the model as it trains.
         group: the process group of torch.distributed whose ranks hold the model; its own ranks
             alone make a publisher. None: the default one.
-        prover: with ``checkpoint`` and a torch module, each version gets its ``PROOF.json``, which
-            costs a forward pass of the canaries on all ranks. None: servers cannot prove versions.
+        prover: with ``checkpoint`` or ``store`` and a torch module, each version gets its proof,
+            which costs a forward pass of the canaries on all ranks. None: servers cannot prove
+            versions.
         shared_memory: with ``nccl``, explorers on the host of rank 0 read the weights in its
             /dev/shm; False: they get them over TCP, as all others do. The other methods have no
             such memory of their own, and refuse False.
@@ -98,10 +100,10 @@ class WeightPublisher:
             raise ValueError(
                 f"shared_memory=False is of sync.method 'nccl'; with {method.value!r} expected True"
             )
-        if prover is not None and method is not SyncMethod.CHECKPOINT:
+        if prover is not None and method not in (SyncMethod.CHECKPOINT, SyncMethod.STORE):
             raise ValueError(
-                "a proof is a file of sync.method 'checkpoint'; expected no prover with "
-                f"{method.value!r}"
+                "a proof lies beside versions of sync.method 'checkpoint' and 'store'; expected no "
+                f"prover with {method.value!r}"
             )
         self._method: _Method
         match method:
@@ -112,7 +114,7 @@ class WeightPublisher:
             case SyncMethod.CHECKPOINT:
                 self._method = _Saving(ctx, engine, coordinator, group, prover)
             case SyncMethod.STORE:
-                self._method = StorePublishing(ctx, engine, dtype, group)
+                self._method = StorePublishing(ctx, engine, dtype, group, prover)
 
     def publish(self, step: int) -> PublishReport:
         """Publish the weights as version ``step``; when it returns they may change.
@@ -253,8 +255,7 @@ class _Saving:
     ) -> None:
         self._engine = adapt(engine)
         self._megatron = is_megatron(self._engine.module)
-        if self._megatron and prover is not None:
-            raise ValueError("a prover asks torch modules, and this is a model of Megatron")
+        check_prover(prover, self._engine)
         self._prover = prover
         self._timeout = ctx.sync.timeout
         self._own = coordinator is None
@@ -281,10 +282,7 @@ class _Saving:
         elif self._megatron:
             megatron_save_state_dict(self._engine, "actor", step, coordinator, logger)
         else:
-            proof = None
-            if self._prover is not None:
-                with self._engine.resident():
-                    proof = self._prover.ask(self._engine.module, step)
+            proof = proof_of(self._prover, self._engine, step)
             fsdp_save_state_dict(self._engine, "actor", step, coordinator, logger, proof=proof)
         staged = coordinator.stats.staged_bytes - before
         return PublishReport(step, time.monotonic() - started, staged)

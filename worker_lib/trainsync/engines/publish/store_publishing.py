@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from trainsync.engines.adapt import adapt
 from trainsync.engines.publish.gathering import GatherAhead, GatherTogether
 from trainsync.engines.publish.model_update_group import whole_tensors
+from trainsync.engines.publish.proving import check_prover, proof_of
 from trainsync.engines.publish.report import PublishReport
 from trainsync.engines.trainer_ranks import trainer_ranks
 from trainsync.storage.errors import DamagedFileError
@@ -17,6 +19,8 @@ from trainsync.storage.objects.errors import StoreError, StoreUnavailableError
 from trainsync.weights.buckets.tensor_stream import Value
 from trainsync.weights.delta.compiling import prepare
 from trainsync.weights.errors import WeightsError, WeightsLateError, WeightsUnavailableError
+from trainsync.weights.proof.asking import Prover
+from trainsync.weights.proof.record import Proof, encode_proof
 from trainsync.weights.synchronizer.roster import LOST, STOPPED
 from trainsync.weights.transports.anchors.index import BUCKET_BYTES, Owner
 from trainsync.weights.transports.anchors.publisher import AnchorPublisher, Stored
@@ -45,19 +49,28 @@ class StorePublishing:
     """One rank's part; every rank of the process group makes one, and calls it, together.
 
     Args:
-        engine, dtype, group: see `WeightPublisher`.
+        engine, dtype, group, prover: see `WeightPublisher`.
 
     Raises:
         TrainerRankFailedError: rank 0 could not; it raises the rest.
         WeightsUnavailableError: the store cannot be used, or the Synchronizer does not answer.
         SupersededTrainerError: a newer attempt publishes.
         SettingsError: the store cannot be opened.
+        ValueError: the model cannot be asked for a proof.
     """
 
     def __init__(
-        self, ctx: "RunContext", engine: Any, dtype: torch.dtype | None, group: Any
+        self,
+        ctx: "RunContext",
+        engine: Any,
+        dtype: torch.dtype | None,
+        group: Any,
+        prover: Prover | None = None,
     ) -> None:
         self._engine = engine
+        self._asked = adapt(engine)
+        check_prover(prover, self._asked)
+        self._prover = prover
         self._dtype = dtype
         self._timeout = ctx.sync.timeout
         self._deadlines = Deadlines.of(self._timeout, BUCKET_BYTES)
@@ -73,6 +86,7 @@ class StorePublishing:
 
     def publish(self, step: int) -> PublishReport:
         """See `WeightPublisher.publish`."""
+        proof = proof_of(self._prover, self._asked, step)
         started = time.monotonic()
         doing = f"publishing version {step}"
         together = GatherTogether(self._gather, self._ranks, self._deadlines, doing)
@@ -81,7 +95,8 @@ class StorePublishing:
         if lead is None:
             together.follow()
         else:
-            outcome = together.lead(partial(lead.put, step, started + self._timeout))
+            deadline = started + self._timeout
+            outcome = together.lead(partial(lead.put, step, deadline, proof))
 
         def tell() -> int:
             if lead is not None and outcome is not None:
@@ -128,7 +143,9 @@ class _Lead:
             raise WeightsUnavailableError(f"weights cannot be published: {error}") from error
         prepare(_COMPILE_SECONDS, compact=True)  # else the first delta waits for it past its time
 
-    def put(self, version: int, deadline: float, gathered: _Gathered) -> _Outcome:
+    def put(
+        self, version: int, deadline: float, proof: Proof | None, gathered: _Gathered
+    ) -> _Outcome:
         """Put a version; a string where the store is away, or the version not in time.
 
         Raises:
@@ -137,7 +154,8 @@ class _Lead:
         self._ask()
         try:
             left = max(0.0, deadline - time.monotonic())
-            return self._publisher.publish(version, gathered, left)
+            data = None if proof is None else encode_proof(proof)
+            return self._publisher.publish(version, gathered, left, data)
         except (WeightsLateError, StoreUnavailableError) as error:
             return str(error)
         except (StoreError, DamagedFileError) as error:

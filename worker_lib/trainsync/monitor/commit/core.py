@@ -307,6 +307,10 @@ class MonitorCore:
             newest = commits.newest(self._run, ledger, run_uid, attempt, kind, ledger.restarts)
             return attempt, newest
 
+    def newest_published(self) -> int | None:
+        """The version that the Synchronizer says was published last; None: it has not said."""
+        return None if self._weights is None else self._weights.trainer_version
+
     def resume(self, owner: SaveOwner) -> ResumePoint | None:
         """The newest checkpoint that is whole; the pointer is repaired.
 

@@ -15,7 +15,6 @@ import uvicorn
 from prometheus_client import disable_created_metrics
 
 from trainsync.api import names
-from trainsync.api.protocol import SaveKind
 from trainsync.kube.client import connect
 from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
@@ -41,7 +40,7 @@ from trainsync.monitor.server.settings import MonitorServerSettings
 from trainsync.monitor.server.status import StatusWriter, weights_in
 from trainsync.monitor.server.stops import Stops
 from trainsync.monitor.server.views import CoreView
-from trainsync.monitor.serving.news import VersionNews
+from trainsync.monitor.serving.news import VersionNews, newest_version
 from trainsync.monitor.serving.roster import ServerRoster
 from trainsync.monitor.store.served import ServedStoreCore
 from trainsync.storage.layout import RunDirectory
@@ -156,7 +155,7 @@ class Process:
             new_version.notify_threadsafe()
 
         news = CommitNews(committed)
-        servers = ServerRoster()
+        servers = ServerRoster(method=settings.sync_method)
         events_added = ChangeSignal()
         events = EventQueue(
             _now,
@@ -228,7 +227,7 @@ class Process:
                 self._write_status(service, lease, signal, events),
                 poster.run(events_added),
                 service.versions.follow(
-                    lambda: service.core(lambda core: core.newest_of_run(SaveKind.STATE_DICT)),
+                    lambda: service.core(lambda core: newest_version(core, settings.sync_method)),
                     lambda: lease.held,
                 ),
                 self._reader.watch(lambda facts: _follow(service, facts)),

@@ -42,6 +42,10 @@ class ServedCore(HostedCore, Protocol):
         """The attempt in force, and the newest save of its training."""
         ...
 
+    def newest_published(self) -> int | None:
+        """The version that the Synchronizer says was published last; None: it has not said."""
+        ...
+
     def expect(self, step: int | None) -> None:
         """Take over the step that the run's status says was committed last."""
         ...

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainsync.api import env, names
-from trainsync.api.spec import SAVE_DEADLINE_SECONDS, LogLevel, Verify
+from trainsync.api.spec import SAVE_DEADLINE_SECONDS, LogLevel, SyncMethod, Verify
 from trainsync.monitor.mirror.settings import MirrorSettings
 from trainsync.storage.objects.address import is_url, parse
 from trainsync.storage.objects.errors import StoreUrlError
@@ -38,6 +38,7 @@ class MonitorServerSettings:
     port: int = names.MONITOR_PORT
     mirror: MirrorSettings | None = None
     store: str | None = None
+    sync_method: SyncMethod = SyncMethod.CHECKPOINT
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> MonitorServerSettings:
@@ -63,6 +64,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> MonitorServerSe
         identity=environ.get(env.POD_NAME) or f"process-{secrets.token_hex(8)}",
         save_deadline_seconds=_positive(env.CHECKPOINT_SAVE_TIMEOUT, deadline),
         mirror=_mirror(environ),
+        sync_method=_choice(SyncMethod, environ, env.SYNC_METHOD, SyncMethod.CHECKPOINT),
     )
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 from trainsync.api.protocol import SaveKind, WeightsReport
-from trainsync.api.spec import SyncMethod
 from trainsync.api.status import (
     AccountStatus,
     AtRisk,
@@ -178,7 +177,7 @@ def with_servers(
     if servers is None:
         return weights
     made = weights or WeightsStatus(
-        trainer_version=servers.newest, lag=0, method=SyncMethod.CHECKPOINT.value
+        trainer_version=servers.newest, lag=0, method=servers.method.value
     )
     lag = max([made.lag, *(server.lag for server in servers.shown)])
     return made.model_copy(update={"lag": lag, "servers": list(servers.shown)})

@@ -3,17 +3,47 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final
 
 from trainsync.api.protocol import CommitNotice, SaveKind, ServerNews
+from trainsync.api.spec import SyncMethod
 from trainsync.monitor.commit.newest import CommitNews, newer
 from trainsync.monitor.errors import MonitorError
 from trainsync.monitor.server.change_signal import ChangeSignal
+from trainsync.monitor.server.core import ServedCore
 from trainsync.monitor.serving.roster import ServerRoster
 
 _LOG = logging.getLogger(__name__)
 _KIND: Final = SaveKind.STATE_DICT
 _ASK_SECONDS: Final = 2.0  # commits are told of at once, attempts and what they resumed from later
+
+
+@dataclass(frozen=True)
+class NewestVersion:
+    """What a core knows of versions for servers.
+
+    Attributes:
+        attempt: in force; None: there is none, or versions are not committed.
+        commit: the newest version, where versions are committed.
+        step: of the newest version; -1: there is none; None: that is not known yet.
+    """
+
+    attempt: int | None
+    commit: CommitNotice | None
+    step: int | None
+
+
+def newest_version(core: ServedCore, method: SyncMethod) -> NewestVersion:
+    """The newest version for servers, by the run's method. What a store has, agents read there.
+
+    Raises:
+        MonitorError: it cannot be told now.
+    """
+    if method is SyncMethod.STORE:
+        return NewestVersion(None, None, core.newest_published())
+    attempt, commit = core.newest_of_run(_KIND)
+    return NewestVersion(attempt, commit, -1 if commit is None else commit.step)
 
 
 class VersionNews:
@@ -32,13 +62,13 @@ class VersionNews:
 
     async def follow(
         self,
-        ask: Callable[[], Awaitable[tuple[int | None, CommitNotice | None]]],
+        ask: Callable[[], Awaitable[NewestVersion]],
         lease_held: Callable[[], bool],
     ) -> None:
         """Ask now and then while servers report; until cancelled.
 
         Args:
-            ask: the core for `MonitorCore.newest_of_run`.
+            ask: the core for `newest_version`.
         """
         known = True
         while True:
@@ -50,14 +80,15 @@ class VersionNews:
                         _LOG.warning("servers are not told of versions for now: %s", error)
                     known = False
                 else:
-                    self.saw(*found)
+                    self.saw(found)
                     known = True
             await asyncio.sleep(_ASK_SECONDS)
 
-    def saw(self, attempt: int | None, newest: CommitNotice | None) -> None:
-        """The core told the attempt in force and its newest: `MonitorCore.newest_of_run`."""
-        before, self._seen = self._seen, (attempt, newest)
-        self._roster.tell_newest(-1 if newest is None else newest.step)
+    def saw(self, found: NewestVersion) -> None:
+        """The core told of the newest version."""
+        before, self._seen = self._seen, (found.attempt, found.commit)
+        if found.step is not None:
+            self._roster.tell_newest(found.step)
         if self._seen != before:
             self._changed.notify_threadsafe()
 

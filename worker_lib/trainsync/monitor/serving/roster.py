@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainsync.api.protocol import ServerReport
+from trainsync.api.spec import SyncMethod
 from trainsync.api.status import ProofVerdict, ServerWeights
 from trainsync.monitor.errors import TooManyWaitersError
 
@@ -25,16 +26,18 @@ class ServersView:
     """Servers at one moment.
 
     Attributes:
-        newest: step of the newest committed version; -1 before the first.
+        newest: step of the newest version; -1 before the first.
         shown: by name; of many, ready ones with little lag are left out first.
         states: how many there are in each of `SERVER_STATES`, with those left out.
         refutations: counted since this process began.
+        method: by which versions travel.
     """
 
     newest: int
     shown: tuple[ServerWeights, ...]
     states: dict[str, int]
     refutations: int
+    method: SyncMethod = SyncMethod.CHECKPOINT
 
 
 SERVER_STATES: Final = ("ready", "not_ready", "refuted")
@@ -61,10 +64,16 @@ class ServerRoster:
 
     Args:
         clock: seconds that only ever go on.
+        method: by which the run's versions travel.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        method: SyncMethod = SyncMethod.CHECKPOINT,
+    ) -> None:
         self._clock = clock
+        self._method = method
         self._lock = threading.Lock()
         self._servers: dict[str, _ServerEntry] = {}
         self._newest: int | None = None
@@ -85,7 +94,7 @@ class ServerRoster:
                 self._servers.setdefault(server.name, _ServerEntry(server, known, self._clock()))
 
     def tell_newest(self, step: int) -> None:
-        """The newest committed version is of ``step``; -1: there is none."""
+        """The newest version is of ``step``; -1: there is none."""
         self._newest = step
 
     @contextmanager
@@ -129,7 +138,7 @@ class ServerRoster:
             states[state_of(server)] += 1
         worst = sorted(servers, key=lambda s: (-SERVER_STATES.index(state_of(s)), -s.lag, s.name))
         shown = sorted(worst[:MOST_SHOWN], key=lambda s: s.name)
-        return ServersView(newest, tuple(shown), states, refutations)
+        return ServersView(newest, tuple(shown), states, refutations, self._method)
 
     def _take(self, pod: str, report: ServerReport) -> _ServerEntry:
         with self._lock:

@@ -130,6 +130,10 @@ class ServedStoreCore(StoreCore):
         attempt = self._worker.ledger.attempt
         return attempt, None if attempt is None else self._newest_of(attempt, kind)
 
+    def newest_published(self) -> int | None:
+        """The version that the Synchronizer says was published last; None: it has not said."""
+        return None if self._weights is None else self._weights.trainer_version
+
     def resume(self, owner: SaveOwner) -> ResumePoint | None:
         """See `StoreCore`."""
         point = super().resume(owner)

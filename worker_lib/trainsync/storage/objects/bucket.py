@@ -26,7 +26,7 @@ from trainsync.storage.objects.failures import translate
 from trainsync.storage.patience import Patience, Tries
 
 if TYPE_CHECKING:
-    from obstore import UpdateVersion
+    from obstore import GetOptions, GetResult, UpdateVersion
     from obstore.store import ObjectStore
 
 _LARGEST_RECORD: Final = 256 << 20  # a manifest of a million files; more is not ours
@@ -122,21 +122,32 @@ class Bucket:
             ObjectMissingError: there is none.
         """
 
-        def read() -> Blob:
-            found = self._store.get(key)
-            if found.meta["size"] > _LARGEST_RECORD:
-                raise StoreRefusedError(
-                    f"{self.name}: {key} has {found.meta['size']} bytes, at most "
-                    f"{_LARGEST_RECORD} are read"
-                )
-            return Blob(bytes(found.bytes()), found.meta["e_tag"], found.meta["version"])
-
-        return self._again(read, f"reading {key}")
+        return self._again(lambda: self._record(self._store.get(key), key), f"reading {key}")
 
     def find(self, key: str) -> Blob | None:
         """`get`; None where there is none."""
         try:
             return self.get(key)
+        except ObjectMissingError:
+            return None
+
+    def look(self, key: str, known: Blob | None) -> Blob | None:
+        """`find`; ``known`` itself while it is there still: then its bytes do not come again."""
+        if known is None or known.etag is None:
+            return self.find(key)
+        from obstore.exceptions import NotModifiedError
+
+        unless: GetOptions = {"if_none_match": known.etag}
+
+        def read() -> Blob:
+            try:
+                found = self._store.get(key, options=unless)
+            except NotModifiedError:
+                return known
+            return self._record(found, key)
+
+        try:
+            return self._again(read, f"reading {key}")
         except ObjectMissingError:
             return None
 
@@ -186,6 +197,14 @@ class Bucket:
 
         self._refuse_unreadable(key, data)
         self._conditional(put, settled, f"putting {key}")
+
+    def _record(self, found: "GetResult", key: str) -> Blob:
+        if found.meta["size"] > _LARGEST_RECORD:
+            raise StoreRefusedError(
+                f"{self.name}: {key} has {found.meta['size']} bytes, at most {_LARGEST_RECORD} are "
+                "read"
+            )
+        return Blob(bytes(found.bytes()), found.meta["e_tag"], found.meta["version"])
 
     def _refuse_unreadable(self, key: str, data: bytes) -> None:
         if len(data) > _LARGEST_RECORD:

@@ -34,6 +34,8 @@ def test_an_index_that_an_earlier_release_wrote_is_read() -> None:
     assert index.newest is not None
     assert index.newest.base == digest(7)
     assert len(index.keys) == 3
+    assert [row.owner for row in index.versions] == [Owner("u-1", 3, "ab12")] * 2
+    assert [row.proof for row in index.versions] == [None, None]
 
 
 def test_what_is_written_is_read() -> None:
@@ -49,6 +51,7 @@ def test_what_is_written_is_read() -> None:
         (b'"attempt": 3, "incarnation"', b'"attempt": -3, "incarnation"', "attempt"),
         (b"weights/u-1/3-ab12/8", b"objects/u-1/3-ab12/8", "key"),
         (b'"base": "xxh3-128:00000000000000000000000000000007",', b"", "a delta with its base"),
+        (b"weights/u-1/3-ab12/8", b"weights/u-1/3-.x/8", "the incarnation is '.x'"),
         (b'"incarnation": "ab12"', b'"incarnation": "../x"', "the incarnation is '../x'"),
         (b"]}", b"", "JSON"),
     ],

@@ -10,7 +10,11 @@ import torch
 from obstore.store import MemoryStore
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.weights.delta.compiling import prepare
-from trainsync.weights.errors import SupersededTrainerError, WeightsLateError
+from trainsync.weights.errors import (
+    SupersededTrainerError,
+    WeightsLateError,
+    WeightsReplacedError,
+)
 from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync.weights.transports.anchors.index import INDEX, Owner, decode_index
 from trainsync.weights.transports.anchors.publisher import AnchorPublisher
@@ -166,3 +170,31 @@ def test_objects_of_versions_that_are_gone_are_removed_after_their_grace(bucket:
     left = {info.key for info in bucket.below("weights")} - {INDEX}
     assert left == trainer.index.keys
     assert not any(key.rpartition("/")[2].startswith(("1-", "2-")) for key in left)
+
+
+def test_a_proof_goes_with_its_version(bucket: Bucket) -> None:
+    now = [1000.0]
+    rule = Retention(versions=2, seconds=0.0, grace_seconds=60.0)
+    trainer = AnchorPublisher(bucket, FIRST, retention=rule, anchor_every=1, clock=lambda: now[0])
+    for version in range(1, 7):
+        proof = f"proof {version}".encode()
+        trainer.publish(version, lambda v=version: weights(v), 60.0, proof)  # type: ignore[misc]
+    reader = AnchorReader(bucket)
+    newest = reader.newest()
+    assert newest is not None
+    assert reader.proof(6, newest.digest, 60.0) == b"proof 6"
+    now[0] += 61.0
+    publish(trainer, 7, 7)  # without one
+    newest = reader.newest()
+    assert newest is not None
+    assert reader.proof(7, newest.digest, 60.0) is None
+    trainer.close()
+    there = {info.key for info in bucket.below("weights")} - {INDEX}
+    assert there == trainer.index.keys
+    assert not any("/1-aaaa/1-" in key for key in there)
+    trainer = AnchorPublisher(bucket, SECOND)
+    assert {info.key for info in bucket.below("weights")} - {INDEX} == there
+    with pytest.raises(WeightsReplacedError, match="version 1 is not in memory any more"):
+        reader.proof(1, newest.digest, 60.0)
+    trainer.close()
+    reader.close()

@@ -21,7 +21,9 @@ BUCKET_BYTES: Final = 16 << 20
 """A version's digest is of its stream in buckets of so many bytes (`plan_buckets`)."""
 
 _PLAIN: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-_FOLDER: Final = re.compile(rf"^{WEIGHTS}/(?P<uid>[^/]+)/(?P<attempt>\d{{1,18}})-[^/]+/[^/]+$")
+_FOLDER: Final = re.compile(
+    rf"^{WEIGHTS}/(?P<uid>[^/]+)/(?P<attempt>\d{{1,18}})-(?P<incarnation>[^/]+)/[^/]+$"
+)
 
 Count = Annotated[int, Field(ge=0)]
 Digest = Annotated[str, Field(pattern=PATTERN)]
@@ -78,6 +80,8 @@ class VersionRow:
         base: the digest that ``delta`` starts from.
         delta: what changed since ``base``.
         anchor: the whole version.
+        proof: what the trainer's model says of the canaries (`trainsync.weights.proof.record`);
+            None: it was not asked.
         published_at: seconds of the trainer's clock, since 1970.
     """
 
@@ -89,6 +93,7 @@ class VersionRow:
     base: Digest | None = None
     delta: StoredObject | None = None
     anchor: StoredObject | None = None
+    proof: StoredObject | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> "VersionRow":
@@ -99,7 +104,14 @@ class VersionRow:
     @property
     def objects(self) -> tuple[StoredObject, ...]:
         """Those of this version."""
-        return tuple(one for one in (self.delta, self.anchor) if one is not None)
+        return tuple(one for one in (self.delta, self.anchor, self.proof) if one is not None)
+
+    @property
+    def owner(self) -> Owner:
+        """The trainer that published it."""
+        match = _FOLDER.match(self.objects[0].key)
+        assert match is not None, "a key has the pattern"
+        return Owner(match["uid"], int(match["attempt"]), match["incarnation"])
 
 
 @dataclass(frozen=True, config=RECORD_CONFIG)
@@ -158,7 +170,7 @@ def decode_index(data: bytes) -> WeightsIndex:
     """The inverse of `encode_index`. Raises `DamagedFileError`."""
     found = decode(_INDEX, data, Path(INDEX))
     try:
-        _ = found.owner
+        _ = found.owner, [row.owner for row in found.versions]
     except ValueError as error:
         raise DamagedFileError(Path(INDEX), str(error)) from error
     return found

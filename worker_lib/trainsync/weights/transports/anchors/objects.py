@@ -2,10 +2,11 @@
 
 anchor = "tsa1" | bytes of the schema (8) | schema | the stream
 delta  = segments: where each ends in the stream (8) | bytes (8) | delta (`codec`)
+proof  = `trainsync.weights.proof.record`
 """
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -64,6 +65,11 @@ def put_delta(
     return _put(bucket, key, blocks, check)
 
 
+def put_proof(bucket: Bucket, key: str, data: bytes, check: Check = lambda: None) -> StoredObject:
+    """Put a version's proof. Raises `StoreError`."""
+    return _put(bucket, key, [memoryview(data)], check)
+
+
 def _put(bucket: Bucket, key: str, blocks: Sequence[memoryview], check: Check) -> StoredObject:
     hasher, size = new_hasher(), sum(len(block) for block in blocks)
 
@@ -77,8 +83,11 @@ def _put(bucket: Bucket, key: str, blocks: Sequence[memoryview], check: Check) -
     return StoredObject(key, size, format_digest(hasher))
 
 
-def read_whole(bucket: Bucket, stored: StoredObject, check: Check = lambda: None) -> Bytes:
+def read_whole(blocks: Iterable[bytes], stored: StoredObject, check: Check = lambda: None) -> Bytes:
     """The bytes of an object that fits into memory.
+
+    Args:
+        blocks: of its bytes, in order, such as `Bucket.blocks` gives.
 
     Raises:
         DigestMismatchError: they are not those that were put.
@@ -86,8 +95,10 @@ def read_whole(bucket: Bucket, stored: StoredObject, check: Check = lambda: None
     """
     data = np.empty(stored.bytes, np.uint8)
     done = 0
-    for block in bucket.blocks(stored.key, stored.bytes):
+    for block in blocks:
         check()
+        if done + len(block) > data.size:
+            raise DigestMismatchError(f"{stored.key} has more than {data.size} bytes")
         data[done : done + len(block)] = np.frombuffer(block, np.uint8)
         done += len(block)
     if (found := f"xxh3-128:{xxhash.xxh3_128_hexdigest(data.data)}") != stored.digest:
@@ -98,14 +109,17 @@ def read_whole(bucket: Bucket, stored: StoredObject, check: Check = lambda: None
 class AnchorReading:
     """An anchor as it comes: first its schema, then the stream.
 
+    Args:
+        blocks: of its bytes, in order, such as `Bucket.blocks` gives.
+
     Raises:
         InconsistentUploadError: it is no anchor, or not one of ``total`` bytes.
         StoreError: it could not be read.
     """
 
-    def __init__(self, bucket: Bucket, stored: StoredObject, total: int) -> None:
+    def __init__(self, blocks: Iterable[bytes], stored: StoredObject, total: int) -> None:
         self._stored = stored
-        self._blocks = iter(bucket.blocks(stored.key, stored.bytes))
+        self._blocks = iter(blocks)
         self._hasher = new_hasher()
         self._rest = b""
         magic, size = _ANCHOR.unpack(self._take(_ANCHOR.size))

@@ -31,7 +31,7 @@ from trainsync.weights.transports.anchors.index import (
     VersionRow,
     WeightsIndex,
 )
-from trainsync.weights.transports.anchors.objects import put_anchor, put_delta
+from trainsync.weights.transports.anchors.objects import put_anchor, put_delta, put_proof
 from trainsync.weights.transports.anchors.ownership import OwnedIndex, remove_quietly
 from trainsync.weights.transports.anchors.retention import Needed, Retention, retain
 
@@ -117,13 +117,20 @@ class AnchorPublisher:
         """What is published."""
         return self._held.index
 
-    def publish(self, version: int, tensors: Callable[[], NamedTensors], timeout: float) -> Stored:
+    def publish(
+        self,
+        version: int,
+        tensors: Callable[[], NamedTensors],
+        timeout: float,
+        proof: bytes | None = None,
+    ) -> Stored:
         """Publish the tensors; when it returns they may change.
 
         Args:
             version: greater than that of this attempt's last one.
             tensors: gives an iterator, which is read once, and once more where the schema changed.
             timeout: seconds for what is on its way still, the copy and the store.
+            proof: of the version, for inference servers; None: there is none.
 
         Raises:
             StaleVersionError: the version is not newer than this attempt's last one.
@@ -150,7 +157,7 @@ class AnchorPublisher:
             late = time.monotonic() >= deadline
             kind = WeightsLateError if late else WeightsUnavailableError
             raise kind(f"version {version}: {error}") from error
-        self._putting = self._pool.submit(self._publish, version, held)
+        self._putting = self._pool.submit(self._publish, version, held, proof)
         try:
             row = self._putting.result(max(0.0, deadline - time.monotonic()))
         except FutureTimeoutError:
@@ -176,8 +183,11 @@ class AnchorPublisher:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._base.close()
 
-    def _publish(self, version: int, held: HeldVersion) -> VersionRow:
+    def _publish(self, version: int, held: HeldVersion, proof: bytes | None) -> VersionRow:
         row = self._put(version, held)
+        if proof is not None:
+            key = self._owner.new_key(version, "proof")
+            row = replace(row, proof=put_proof(self._bucket, key, proof, self._check))
         failpoint("publish.object")
         self._held.move(lambda index: self._with(index, row))
         return row

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final
@@ -46,6 +46,10 @@ _TRIES: Final = 3
 
 _READS_AT_ONCE: Final = 4
 
+ReadsObject = Callable[[StoredObject, float], Iterable[bytes]]
+"""Gives an object's bytes, in order, until a deadline on the monotonic clock: raises as
+`Bucket.blocks`."""
+
 
 class AnchorReader:
     """Brings versions out of a store, with the right to read alone. One thread.
@@ -54,14 +58,21 @@ class AnchorReader:
 
     Args:
         expected: what the model takes; other weights are refused. None: anything.
+        read: None: from the bucket.
 
     Raises:
         DeltaError: numba is not there.
     """
 
-    def __init__(self, bucket: Bucket, expected: Sequence[TensorMeta] | None = None) -> None:
+    def __init__(
+        self,
+        bucket: Bucket,
+        expected: Sequence[TensorMeta] | None = None,
+        read: ReadsObject | None = None,
+    ) -> None:
         prepare(compact=True)
         self._bucket = bucket
+        self._read = read or self._from_bucket
         self._expected = expected
         self._sets = WeightSets()
         self._sets.keeps_base = True
@@ -126,6 +137,25 @@ class AnchorReader:
             f"{what} in {self._bucket.name} has no anchor to begin with"
         )
 
+    def proof(self, version: int, digest: str, timeout: float) -> bytes | None:
+        """The proof of a version that was published; None: it has none. Raises as `fetch`."""
+        what = f"the proof of version {version}"
+        deadline = time.monotonic() + timeout
+        with self._named(what):
+            index = read_index(self._bucket)
+        row = None if index is None else index.find(version, digest)
+        if row is None:
+            raise WeightsReplacedError(f"version {version} is not in {self._bucket.name} any more")
+        if row.proof is None:
+            return None
+        try:
+            with self._named(what), _breaking(row.proof):
+                blocks = self._from_bucket(row.proof, deadline)
+                data = read_whole(blocks, row.proof, lambda: _check_time(deadline, what))
+        except _BrokenObjectError as error:
+            raise error.problem from error
+        return data.tobytes()
+
     def make_ready(self) -> None:
         """Copy what is served for the next deltas, so that `fetch` need not: after loading."""
         if self._sets.held is not None:
@@ -143,10 +173,14 @@ class AnchorReader:
             _check_time(deadline, what)
 
         check()
-        deltas = [(one.delta, self._pool.submit(read_whole, self._bucket, one.delta, check))
-                  for one in way.deltas if one.delta is not None]  # fmt: skip
+
+        def read(stored: StoredObject) -> Bytes:
+            return read_whole(self._read(stored, deadline), stored, check)
+
+        stored_deltas = [one.delta for one in way.deltas if one.delta is not None]
+        deltas = [(one, self._pool.submit(read, one)) for one in stored_deltas]
         try:
-            staged = self._begin(way, row, check)
+            staged = self._begin(way, row, check, deadline)
             if way.anchor is not None and way.anchor.anchor is not None:
                 taken[TransferKind.WHOLE] += way.anchor.anchor.bytes
             target: Bytes = staged.data.numpy()
@@ -171,20 +205,24 @@ class AnchorReader:
         )
         return taken
 
-    def _begin(self, way: Route, row: VersionRow, check: Check) -> StagingSet:
+    def _begin(self, way: Route, row: VersionRow, check: Check, deadline: float) -> StagingSet:
         """Memory with the version that the route starts from."""
         what = f"version {row.weight_version}"
         if way.anchor is None or way.anchor.anchor is None:
             return self._sets.copy_of_served()
         stored = way.anchor.anchor
         with self._named(what), _breaking(stored):
-            reading = AnchorReading(self._bucket, stored, way.anchor.bytes)
+            reading = AnchorReading(self._read(stored, deadline), stored, way.anchor.bytes)
         check_fit(row.weight_version, self._expected, reading.schema.tensors)
         staged = self._sets.stage(reading.schema)
         staged.holds = None
         with self._named(what), _breaking(stored):
             reading.into(staged.data.numpy(), check)
         return staged
+
+    def _from_bucket(self, stored: StoredObject, deadline: float) -> Iterable[bytes]:
+        del deadline  # the caller looks at it between two blocks
+        return self._bucket.blocks(stored.key, stored.bytes)
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:

@@ -11,7 +11,7 @@ from trainsync.storage.objects.bucket import Bucket
 from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.delta.compiling import prepare
 from trainsync.weights.errors import WeightsUnavailableError
-from trainsync.weights.transports.anchors.reader import AnchorReader
+from trainsync.weights.transports.anchors.reader import AnchorReader, ReadsObject
 from trainsync.weights.transports.base import Weights, WeightSource
 from trainsync.weights.versions import STORE, Published
 
@@ -24,13 +24,20 @@ class StoreSource(WeightSource):
 
     Args:
         expected: what the model takes; other weights are refused. None: anything.
+        read: see `AnchorReader`.
 
     Raises:
         DeltaError: numba is not there.
     """
 
-    def __init__(self, bucket: Bucket, *, expected: Sequence[TensorMeta] | None = None) -> None:
-        self._reader = AnchorReader(bucket, expected)
+    def __init__(
+        self,
+        bucket: Bucket,
+        *,
+        expected: Sequence[TensorMeta] | None = None,
+        read: ReadsObject | None = None,
+    ) -> None:
+        self._reader = AnchorReader(bucket, expected, read)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="trainsync-ready")
         self._readying: Future[None] | None = None
 
@@ -45,6 +52,10 @@ class StoreSource(WeightSource):
         self.wait_ready(timeout)
         left = max(0.0, timeout - (time.monotonic() - started))
         return self._reader.fetch(meta.version, meta.digest, left)
+
+    def proof(self, published: Published, timeout: float) -> bytes | None:
+        """The proof of a published version; None: it has none. Raises as `fetch`."""
+        return self._reader.proof(published.meta.version, published.meta.digest, timeout)
 
     def copied(self, weights: Weights) -> None:
         """Copy them for the next delta to change, behind the caller."""

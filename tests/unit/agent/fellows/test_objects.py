@@ -1,0 +1,158 @@
+"""Objects of a store between agents over real connections."""
+
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import xxhash
+from obstore.store import MemoryStore
+from trainsync.agent.fellows.holding import Holding
+from trainsync.agent.fellows.objects import FellowsObjects
+from trainsync.agent.fellows.registry import KnownFellows
+from trainsync.agent.fellows.sharing import FellowServer
+from trainsync.agent.metrics import AgentMetrics
+from trainsync.agent.state import AgentState, ReadinessLimits
+from trainsync.api.protocol import Fellow
+from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.errors import ObjectMissingError
+from trainsync.storage.saves.receipts import FileEntry
+from trainsync.weights.errors import DigestMismatchError, WeightsUnavailableError
+from trainsync.weights.transports.anchors.index import StoredObject
+
+_KEY = secrets.token_hex(32)
+_STALL = 1.0
+_SECONDS = 20.0
+
+
+def _digest(data: bytes) -> str:
+    return f"xxh3-128:{xxhash.xxh3_128_hexdigest(data)}"
+
+
+class Place:
+    """A store with objects, and agents."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+        self.bucket = Bucket(MemoryStore(), "memory")
+        self.fellows: list[Fellow] = []
+        self.objects = [self.put("1-00.anchor", 3_000_001), self.put("2-00.delta", 5)]
+
+    def put(self, name: str, size: int) -> StoredObject:
+        data = os.urandom(size)
+        key = f"weights/run/1-abc/{name}"
+        self.bucket.create(key, data)
+        return StoredObject(key, size, _digest(data))
+
+    def data(self, stored: StoredObject) -> bytes:
+        return self.bucket.get(stored.key).data
+
+    def agent(self, name: str, bucket: Bucket | None = None) -> "Taking":
+        return Taking(self, self._folder / name, name, self._stack, bucket or self.bucket)
+
+
+class Taking:
+    """An agent's part that reads objects."""
+
+    def __init__(
+        self, place: Place, folder: Path, name: str, stack: ExitStack, bucket: Bucket
+    ) -> None:
+        self.folder = folder
+        self.metrics = AgentMetrics(AgentState, ReadinessLimits(1, False, 60))
+        self.server = FellowServer("127.0.0.1", lambda: _KEY, _STALL / 2)
+        stack.callback(self.server.close)
+        self.objects = FellowsObjects(
+            bucket,
+            folder,
+            lambda: KnownFellows(name, _KEY, tuple(place.fellows)),
+            self.server,
+            self.metrics,
+            _STALL,
+        )
+        stack.callback(self.objects.close)
+        self.fellow = Fellow(name=name, address=self.server.address)
+
+    def take(self, stored: StoredObject, seconds: float = _SECONDS) -> bytes:
+        return b"".join(self.objects(stored, time.monotonic() + seconds))
+
+    def fetched(self, source: str) -> float:
+        name = f'trainsync_agent_fetched_bytes_total{{source="{source}"}} '
+        lines = self.metrics.render().decode().splitlines()
+        return float(next(li.removeprefix(name) for li in lines if li.startswith(name)))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with ExitStack() as stack:
+        yield Place(tmp_path, stack)
+
+
+def test_the_head_of_a_chain_alone_reads_the_store(place: Place) -> None:
+    nothing = Bucket(MemoryStore(), "nothing")
+    chain = [place.agent("a"), place.agent("b", nothing), place.agent("c", nothing)]
+    place.fellows = [agent.fellow for agent in chain]
+    size = sum(stored.bytes for stored in place.objects)
+    for agent in chain:
+        for stored in place.objects:
+            assert agent.take(stored) == place.data(stored)
+    assert [agent.fetched("store") for agent in chain] == [size, 0, 0]
+    assert [agent.fetched("fellow") for agent in chain] == [0, size, size]
+
+
+def test_an_object_that_a_fellow_has_not_or_gives_with_other_bytes_comes_from_the_store(
+    place: Place, tmp_path: Path
+) -> None:
+    head, last = place.agent("a"), place.agent("b")
+    place.fellows = [head.fellow]
+    anchor, delta = place.objects
+    assert last.take(delta) == place.data(delta)
+    last.objects.begin()  # a fellow that failed is asked again for the next version
+    forged = Holding(tmp_path / "held", [FileEntry(anchor.key, anchor.bytes, anchor.digest)])
+    forged.path(0).write_bytes(bytes(anchor.bytes))
+    forged.wrote(0, anchor.bytes)
+    head.server.add(forged)
+    assert last.take(anchor) == place.data(anchor)
+    assert last.fetched("store") == delta.bytes + anchor.bytes
+    assert last.fetched("fellow") == 0
+
+
+def test_what_the_store_has_not_or_has_damaged_is_an_error_and_nothing_is_held(
+    place: Place,
+) -> None:
+    agent = place.agent("a")
+    anchor, delta = place.objects
+    place.bucket.delete([anchor.key])
+    with pytest.raises(ObjectMissingError):
+        agent.take(anchor)
+    place.bucket.replace(delta.key, b"12345", place.bucket.get(delta.key))
+    with pytest.raises(DigestMismatchError, match=delta.digest):
+        agent.take(delta)
+    assert not list(agent.folder.iterdir())
+
+
+def test_a_store_that_is_slow_is_given_up_at_the_deadline(place: Place) -> None:
+    with pytest.raises(WeightsUnavailableError, match="could not be read in time"):
+        place.agent("a").take(place.objects[0], seconds=-1.0)
+
+
+def test_the_next_version_takes_the_memory_of_the_one_before(place: Place) -> None:
+    agent = place.agent("a")
+    for stored in place.objects:
+        agent.take(stored)
+    assert len(list(agent.folder.iterdir())) == 2
+    agent.objects.begin()
+    assert not list(agent.folder.iterdir())
+    agent.take(place.objects[1])
+    agent.server.close()
+    assert not list(agent.folder.iterdir())
+
+
+def test_without_room_in_memory_the_store_is_read_as_without_fellows(place: Place) -> None:
+    agent = place.agent("a")
+    agent.objects.close()  # the folder is gone: nothing can be written there
+    assert agent.take(place.objects[0]) == place.data(place.objects[0])
+    assert agent.fetched("store") == place.objects[0].bytes

@@ -1,0 +1,127 @@
+"""Reads the objects of a store from fellows first, and gives them on."""
+
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from trainsync.agent.fellows.fetching import FellowFailedError, from_fellow, from_pieces
+from trainsync.agent.fellows.holding import Holding, open_for_reading
+from trainsync.agent.fellows.order import sources
+from trainsync.agent.fellows.registry import KnownFellows
+from trainsync.agent.fellows.sharing import FellowServer
+from trainsync.agent.metrics import AgentMetrics
+from trainsync.failpoints import failpoint
+from trainsync.storage.errors import UnsafePathError
+from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.saves.receipts import FileEntry
+from trainsync.weights.transports.anchors.index import StoredObject
+
+_LOG = logging.getLogger(__name__)
+_SHARE_OF_TIME: Final = 0.5  # of what is left, for all fellows: the store gets the rest
+_BLOCK: Final = 8 << 20
+
+
+class FellowsObjects:
+    """See `ReadsObject`. Any thread; each object is one `Holding`.
+
+    Args:
+        folder: for objects, in this host's memory; what an agent before left there is removed.
+        known: gives the fellows of now.
+        stall: seconds without a byte after which the next source is taken.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        folder: Path,
+        known: Callable[[], KnownFellows | None],
+        server: FellowServer,
+        metrics: AgentMetrics,
+        stall: float,
+    ) -> None:
+        self._bucket = bucket
+        self._folder = folder
+        self._known = known
+        self._server = server
+        self._metrics = metrics
+        self._stall = stall
+        self._numbers = count()
+        self._changing = threading.Lock()
+        self._failed: frozenset[str] = frozenset()
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+
+    def begin(self) -> None:
+        """Another version is read now: its memory is needed, and each fellow is asked again."""
+        self._server.hold(None)
+        with self._changing:
+            self._failed = frozenset()
+
+    def __call__(self, stored: StoredObject, deadline: float) -> Iterable[bytes]:
+        """See `ReadsObject`. Where the memory has no room, the store is read as without."""
+        holding: Holding | None = None
+        try:
+            entry = FileEntry(stored.key, stored.bytes, stored.digest)
+            holding = Holding(self._folder / str(next(self._numbers)), [entry])
+            self._server.add(holding)
+            self._fill(holding, stored, deadline)
+            return _blocks(holding.path(0))
+        except (OSError, UnsafePathError) as error:
+            _LOG.warning("%s is not passed on to fellows: %s", stored.key, error)
+            if holding is not None:
+                self._server.drop(holding)
+            self._metrics.fetched("store", stored.bytes)
+            return self._bucket.blocks(stored.key, stored.bytes)
+        except BaseException:
+            if holding is not None:
+                self._server.drop(holding)  # fellows take another source
+            raise
+
+    def close(self) -> None:
+        """Remove the objects."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _fill(self, holding: Holding, stored: StoredObject, deadline: float) -> None:
+        now = time.monotonic()
+        until = now + max(0.0, deadline - now) * _SHARE_OF_TIME
+        if not self._from_fellows(holding, until):
+            blocks = self._bucket.blocks(stored.key, stored.bytes)
+            from_pieces(holding, 0, blocks, stored.key, deadline)
+            self._metrics.fetched("store", stored.bytes)
+        failpoint("fellows.held")
+
+    def _from_fellows(self, holding: Holding, until: float) -> bool:
+        known = self._known()
+        for fellow in () if known is None else sources(known.me, known.fellows):
+            if fellow.name in self._failed:
+                continue
+            assert known is not None
+            try:
+                from_fellow(fellow, known.key, holding, 0, self._stall, until)
+            except FellowFailedError as error:
+                self._metrics.fellow_failed()
+                _LOG.warning("an object is taken from elsewhere: %s", error)
+                with self._changing:
+                    self._failed |= {fellow.name}
+                continue
+            self._metrics.fetched("fellow", holding.files[0].bytes)
+            return True
+        return False
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    fd = open_for_reading(path, 0)
+    try:
+        while block := os.read(fd, _BLOCK):
+            yield block
+    finally:
+        os.close(fd)

@@ -1,0 +1,73 @@
+"""Versions from a store, as the trainer's index of `sync.method: store` names them."""
+
+import threading
+import time
+from typing import Final
+
+from trainsync.agent.feed import FeedError
+from trainsync.agent.version import Version, in_store
+from trainsync.storage.errors import StorageError
+from trainsync.storage.objects.bucket import Blob, Bucket
+from trainsync.weights.transports.anchors.index import INDEX, WeightsIndex, decode_index
+
+_POLL_SECONDS: Final = 1.0
+
+
+class StoreFeed:
+    """See `VersionFeed`.
+
+    The newest version is the one that was published last. A deposed trainer cannot move the index,
+    so no version of its is told of. What the attempt before published stays the newest until the
+    next attempt publishes; then that attempt's version is, also where its step is an earlier one.
+
+    Args:
+        bucket: with the right to read alone.
+        run_uid: the run among those that published there; None: the one whose trainer holds the
+            index.
+        poll_seconds: between two looks, of one request each.
+    """
+
+    def __init__(
+        self, bucket: Bucket, run_uid: str | None = None, poll_seconds: float = _POLL_SECONDS
+    ) -> None:
+        self._bucket = bucket
+        self._run_uid = run_uid
+        self._poll_seconds = poll_seconds
+        self._closed = threading.Event()
+        self._known: tuple[Blob, WeightsIndex] | None = None
+
+    def next(self, after: Version | None, timeout: float) -> Version | None:
+        """See `VersionFeed`."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                index = self._index()
+            except StorageError as error:
+                raise FeedError(f"the store cannot be read: {error}") from error
+            if index is None and after is not None:
+                raise FeedError(f"{self._bucket.name} has no version any more")
+            found = None if index is None else self._newest(index)
+            if found is not None and found.follows(after):
+                return found
+            left = deadline - time.monotonic()
+            if left <= 0 or self._closed.wait(min(left, self._poll_seconds)):
+                return None
+
+    def close(self) -> None:
+        """See `VersionFeed`."""
+        self._closed.set()
+
+    def _index(self) -> WeightsIndex | None:
+        before = None if self._known is None else self._known[0]
+        blob = self._bucket.look(INDEX, before)
+        if blob is None:
+            self._known = None
+        elif self._known is None or blob is not before:
+            self._known = blob, decode_index(blob.data)
+        return None if self._known is None else self._known[1]
+
+    def _newest(self, index: WeightsIndex) -> Version | None:
+        wanted = self._run_uid or index.run_uid
+        rows = (row for row in reversed(index.versions) if row.owner.run_uid == wanted)
+        row = next(rows, None)
+        return None if row is None else in_store(row)
