@@ -10,6 +10,7 @@ itself with SIGKILL before the COUNT-th put of the term in that.
 import os
 import signal
 import sys
+import threading
 
 import torch
 from trainsync import RunContext, all_ranks, failpoints
@@ -26,7 +27,8 @@ def rank(step: int, where: str) -> None:
         def stop(point: str) -> None:
             if point == wanted and not reached:
                 reached.append(point)
-                os.kill(os.getpid(), signal.SIGSTOP)
+                # To this thread: another one would take it later, when this one has gone on.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
         failpoints.enable(area, stop)
         saving.register(step, checkpoint_participants=all_ranks("model", world_size=1))

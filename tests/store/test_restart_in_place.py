@@ -1,6 +1,7 @@
 """A run in a bucket is restarted in place, on a real server: who was deposed publishes nothing."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -55,7 +56,8 @@ def of(place: Place, attempt: int, incarnation: str) -> list[str]:
         for step in commits.committed_steps(bucket, CHECKPOINT)
         for key in commits.read_manifest(bucket, CHECKPOINT, step).keys.values()
     }
-    return [k for k in place.objects() if f"{attempt}-{incarnation}" in k and k not in named]
+    tag = rf"{attempt}-{incarnation}[-/]"
+    return [key for key in place.objects() if re.search(tag, key) and key not in named]
 
 
 @contextmanager

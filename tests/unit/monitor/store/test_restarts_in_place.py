@@ -1,5 +1,7 @@
 """Restarts in place in a store: the promises of a volume's (`test_core_restarts_in_place`)."""
 
+import re
+
 import pytest
 from trainsync.api.protocol import ProgressReport, SaveState
 from trainsync.failpoints import LIVE, enabled
@@ -16,7 +18,7 @@ from trainsync.storage.objects.live import names
 from trainsync.storage.objects.live.term import Term, read_term
 from trainsync.storage.saves.incarnations import successor
 
-from tests.unit.monitor.store.test_served_core import Lease, Served
+from tests.unit.monitor.store.test_served_core import Lease, Served, healthy
 from tests.unit.monitor.store.test_store_core import CHECKPOINT, ONE, TWO, request, save
 
 FIRST, SECOND = SaveOwner(0, "aaaaaaaa0"), SaveOwner(1, "aaaaaaaa1")
@@ -76,8 +78,8 @@ class World(Served):
             for step in self.steps()
             for key in commits.read_manifest(self.bucket, CHECKPOINT, step).keys.values()
         }
-        tag = f"{owner.attempt}-{owner.incarnation}"
-        return [key for key in everything if tag in key and key not in named]
+        tag = rf"{owner.attempt}-{owner.incarnation}[-/]"
+        return [key for key in everything if re.search(tag, key) and key not in named]
 
 
 @pytest.fixture(params=["pod", "local"])
@@ -141,6 +143,48 @@ def test_the_predecessor_is_fenced_and_its_late_writes_never_commit(world: World
     core.renew(NEXT, THIRD.incarnation, "another rank died")
     assert world.of(FIRST) == []
     assert world.steps() == []
+
+
+def test_what_came_late_is_swept_a_while_after() -> None:
+    world = World(local=False)
+    core = world.start()
+    core.renew(FIRST, NEXT.incarnation, "a rank died")
+    world.write(FIRST, 20, ONE)
+    core.saves.register(NEXT, request(20, ONE, TWO))
+    world.write(NEXT, 20, ONE, writer="cccccccc")
+    world.monotonic.now += 899
+    core.tick()
+    assert world.of(FIRST) != []
+    world.monotonic.now += 2
+    core.tick()
+    assert world.of(FIRST) == []
+    assert world.of(NEXT) != [], "its save goes on"
+    world.write(NEXT, 20, TWO, writer="cccccccc")
+    core.tick()
+    assert world.steps() == [20]
+
+
+def test_a_sweep_that_the_store_refuses_is_told_of_and_done_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(local=False)
+    core = world.start()
+    save(world, core, FIRST, 10)
+    core.saves.register(FIRST, request(20, ONE, TWO))
+    world.write(FIRST, 20, ONE)
+    with monkeypatch.context() as patch:
+
+        def refuse(*_: object) -> list[str]:
+            raise StoreUnavailableError("it is away")
+
+        patch.setattr("trainsync.monitor.store.tidy.sweep", refuse)
+        core.renew(FIRST, NEXT.incarnation, "a rank died")
+    assert healthy(core)[1:] == ("StoreFailing", "it is away")  # type: ignore[arg-type]
+    assert resumed(core, NEXT) == 10
+    world.monotonic.now += 61
+    core.tick()
+    assert healthy(core)[0] == "True"  # type: ignore[arg-type]
+    assert world.of(FIRST) == []
 
 
 def test_a_step_of_the_predecessor_is_saved_again_by_the_successor(world: World) -> None:

@@ -63,6 +63,11 @@ _RETAKE_SECONDS: Final = 20.0
 without its renewal, so the one that took the term has no right to it."""
 _LONGEST_RETAKE_SECONDS: Final = 300.0
 _RETAKES: Final = 8
+_SWEEPS: Final = 2
+_SWEEP_SECONDS: Final = 900.0
+"""Until the second sweep, of what processes that were deposed have put late."""
+_SWEEP_AGAIN_SECONDS: Final = 60.0
+"""After one that the store refused."""
 
 
 class StoreCore:
@@ -135,6 +140,7 @@ class StoreCore:
         self._lost_at = 0.0
         self._retakes = 0
         self._checked = monotonic()
+        self._sweeps_left, self._sweep_at = 0, math.inf
 
     # For the thread.
 
@@ -178,6 +184,8 @@ class StoreCore:
                     self._checked = self._monotonic()
                 self._worker.scan()
                 self._worker.act(self._clock())
+            if self._monotonic() >= self._sweep_at:
+                self._sweep()
         except errors.FencedError:
             return
         except errors.StorageUnavailableError as error:
@@ -246,7 +254,7 @@ class StoreCore:
             self._resuming.forget()
             self._permits.renew(quiet=False)
         _LOG.info("attempt %d of cluster %s claimed by %s", owner.attempt, cluster, owner)
-        self._sweep()
+        self._begin_sweeps()
 
     def renew(self, owner: SaveOwner, incarnation: str, reason: str) -> None:
         """Restart the owner's attempt in place: its successor of that name is in force from now on.
@@ -289,7 +297,7 @@ class StoreCore:
             reason,
         )
         self._observer.restarted(owner.attempt, successor.restarts, reason)
-        self._sweep()
+        self._begin_sweeps()
 
     def newest(self, owner: SaveOwner, kind: SaveKind) -> CommitNotice | None:
         """The newest save of the owner's training, or what it resumed from."""
@@ -380,13 +388,22 @@ class StoreCore:
         with self._kept():
             self._worker.act(self._clock())
 
+    def _begin_sweeps(self) -> None:
+        self._sweeps_left = _SWEEPS
+        self._sweep()
+
     def _sweep(self) -> None:
-        """Remove what incarnations that are over have left."""
+        """Remove what incarnations that are over have left, and once more a while later."""
         try:
             with self._kept():
                 tidy.sweep(self._bucket, self._worker.ledger, self._see_right)
-        except errors.StorageUnavailableError as error:  # the next claim sweeps again
+        except errors.StorageUnavailableError as error:
             self._worker.health.io_error("sweep", str(error))
+            self._sweep_at = self._monotonic() + _SWEEP_AGAIN_SECONDS
+            return
+        self._worker.health.solved("sweep")
+        self._sweeps_left -= 1
+        self._sweep_at = self._monotonic() + _SWEEP_SECONDS if self._sweeps_left else math.inf
 
     def _see_right(self) -> None:
         """See that this monitor may do what it judged; raises `MonitorError`, `StoreError`."""
