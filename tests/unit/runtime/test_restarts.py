@@ -38,7 +38,7 @@ def where(
         return tmp_path / "run"
     bucket = memory()
     for module in (opening, stored, resume, clients):
-        monkeypatch.setattr(module, "open_run_store", lambda url: bucket)
+        monkeypatch.setattr(module, "open_run_store", lambda url, limits=None: bucket)
     stored._opened.cache_clear()
     return "s3://bucket/runs/a"
 

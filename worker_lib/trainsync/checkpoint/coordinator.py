@@ -164,7 +164,8 @@ class CheckpointCoordinator:
         self.watches: weakref.WeakSet[SaveWatch] = weakref.WeakSet({self.commits})
         options = SavingOptions(
             staging_slots=staging_slots,
-            staging_timeout=staging_timeout,
+            # Buffers may be those of saves that wait for a bucket.
+            staging_timeout=max(staging_timeout, save_timeout),
             when_full=when_full,
             copy_timeout=copy_timeout,
             permits=permits,

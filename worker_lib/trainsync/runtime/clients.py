@@ -17,7 +17,7 @@ from trainsync.runtime.settings import RunSettings
 from trainsync.storage.errors import LockTimeoutError
 from trainsync.storage.hosting import Hosting
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.objects.of_run import open_run_store
+from trainsync.storage.objects.of_run import MONITOR_LIMITS, open_run_store
 from trainsync.storage.saves.claims import next_attempt
 
 if TYPE_CHECKING:
@@ -73,16 +73,15 @@ def _open_in_store(settings: RunSettings, store: str, *, hosting: bool) -> Monit
     from trainsync.monitor.client.store import StoreMonitorClient, StoreRankClient
 
     assert settings.attempt is not None and settings.incarnation is not None
-    bucket = open_run_store(store)
     if not hosting:
         return StoreRankClient(
-            bucket,
+            open_run_store(store),
             attempt=settings.attempt,
             incarnation=settings.incarnation,
             run_uid=settings.uid,
         )
     return StoreMonitorClient(
-        bucket,
+        open_run_store(store, MONITOR_LIMITS),
         attempt=settings.attempt,
         incarnation=settings.incarnation,
         settings=_core_settings(settings),
@@ -111,12 +110,14 @@ def open_permits(
     if strategy is SaveStrategy.UNRESTRICTED:
         return None
     if settings.is_local:
-        return FilePermits(RunDirectory(settings.directory).write_lock, strategy)
+        lock = RunDirectory(settings.directory).write_lock
+        return FilePermits(lock, strategy, timeout=settings.checkpoint.save_timeout)
     if not isinstance(client, PermitClient):
         raise JoinError(f"{type(client).__name__} grants no permits, as {strategy.value} needs")
     # Not of the settings: a context is pickled to processes on other nodes.
     node = environ.get(env.NODE_NAME) or socket.gethostname()
-    return MonitorPermits(client, scope_of(strategy, node), node=node)
+    timeout = settings.checkpoint.save_timeout
+    return MonitorPermits(client, scope_of(strategy, node), node=node, timeout=timeout)
 
 
 def host(settings: RunSettings) -> Hosting:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from trainsync.api.failure_policy import FailureClass, RestartScope
-from trainsync.api.spec import Role
+from trainsync.api.spec import SAVE_DEADLINE_SECONDS, Role
 from trainsync.api.status import RollbackState
 
 from trainsync_operator.builders import fingerprint, raycluster
@@ -287,13 +287,15 @@ def _lost_clusters(
 
 def _no_progress(run: Run, started: datetime, now: datetime, out: Findings) -> None:
     policy = run.spec.failure_policy
-    # Saves that wait for a bucket may hold training up; a new attempt could not begin either.
-    if policy.progress_deadline_seconds is None or startup.store_problem(run) is not None:
+    if policy.progress_deadline_seconds is None:
         return
     progress = run.status.get("progress") or {}
     reported = objects.optional_time(progress.get("lastReportTime"))
-    back = startup.store_back(run)
-    last = max(time for time in (started, reported, back) if time is not None)
+    last = max(started, reported) if reported else started
+    # Saves that wait for a bucket may hold training up, but none of them waits longer than that.
+    if away := startup.store_away_until(run, now):
+        timeout = run.spec.checkpoint.save_timeout_seconds or SAVE_DEADLINE_SECONDS
+        last = max(last, min(away, last + timedelta(seconds=timeout)))
     message = (
         f"No progress was reported for {policy.progress_deadline_seconds} s"
         " (spec.failurePolicy.progressDeadlineSeconds)."

@@ -135,9 +135,11 @@ def store_problem(run: Run) -> str | None:
     return found.get("message") if found.get("reason") == names.STORE_FAILING else None
 
 
-def store_back(run: Run) -> datetime | None:
-    """Since when the run's bucket, which may have been away before, is well; None: no bucket."""
+def store_away_until(run: Run, now: datetime) -> datetime | None:
+    """Until when the run's bucket may have been away: now, or its health's last change."""
     if run.spec.checkpoint.storage.object_store is None:
         return None
+    if store_problem(run) is not None:
+        return now
     found = objects.condition({"status": run.status}, ConditionType.CHECKPOINT_HEALTHY) or {}
     return objects.optional_time(found.get("lastTransitionTime"))

@@ -141,6 +141,15 @@ def test_clusters_of_one_attempt_are_claimed_one_after_the_other() -> None:
     assert (tenure.term.clusters, tenure.term.origin) == ({"local": incarnation(1)}, None)
 
 
+def test_an_origin_decided_after_a_renewal_whose_reply_was_lost_is_not_the_successors() -> None:
+    tenure = begin(memory(), 0, "monitor")
+    tenure.change(clusters={"local": "aaaaaaaa0-1"}, origin=None)  # put, and no reply
+    tenure.change(origin=Origin(step=10, digest="xxh3:0123456789abcdef"))
+    tenure.renew("local", incarnation(0), "aaaaaaaa0-1")
+    assert tenure.term.clusters == {"local": "aaaaaaaa0-1"}
+    assert tenure.term.origin is None
+
+
 def test_another_run_under_the_prefix_begins_its_attempts_anew() -> None:
     bucket = memory()
     old = begin(bucket, 7, "cccccccc0", uid="first")

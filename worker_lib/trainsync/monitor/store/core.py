@@ -282,6 +282,7 @@ class StoreCore:
         assert cluster is not None, "the owner is in force"
         with self._kept():
             self._settle_last()
+            self._see_right()  # also now: a store that is away costs no open save
             why = f"the attempt is restarted in place ({successor.restarts})"
             self._worker.abandon(owner, why, self._clock())
             self._see_right()

@@ -456,23 +456,35 @@ def test_a_progress_report_moves_the_deadline_but_one_of_an_older_attempt_does_n
     assert decide(run, RUNNING, observed, START + seconds(359)).transition is None
 
 
-def test_while_the_bucket_is_away_no_progress_is_asked_for() -> None:
-    store = {"storage": {"objectStore": {"url": "s3://my-bucket/runs/a"}}}
-    wanted = spec(checkpoint=store, failurePolicy={"progressDeadlineSeconds": 60})
+BUCKET = {"objectStore": {"url": "s3://my-bucket/runs/a"}}
+
+
+def with_bucket(status: str, reason: str, minute: int) -> Run:
+    """A run whose saves wait for 10 minutes, and whose health changed at that minute."""
+    checkpoint = {"storage": BUCKET, "saveTimeoutSeconds": 600}
+    wanted = spec(checkpoint=checkpoint, failurePolicy={"progressDeadlineSeconds": 60})
+    said = {"status": status, "reason": reason, "message": "A sentence."}
+    at = {"lastTransitionTime": f"2026-01-01T00:{minute:02}:00Z"}
+    condition = {"type": "CheckpointHealthy", **said, **at}
+    return make_run(wanted, status={"conditions": [condition]})
+
+
+@pytest.mark.parametrize(
+    ("run", "restarted_after"),
+    [
+        pytest.param(with_bucket("False", "StoreFailing", 1), 660, id="away"),
+        pytest.param(with_bucket("True", "Healthy", 5), 360, id="back"),
+        pytest.param(with_bucket("True", "Healthy", 59), 660, id="away again and again"),
+        pytest.param(with_bucket("False", "SaveFailed", 5), 360, id="another problem"),
+    ],
+)
+def test_a_bucket_that_was_away_moves_the_deadline_of_progress_by_one_save_at_most(
+    run: Run, restarted_after: int
+) -> None:
     observed = healthy((job(JobPhase.RUNNING),))
-
-    def healthy_is(status: str, reason: str) -> dict[str, object]:
-        said = {"status": status, "reason": reason, "message": "A sentence."}
-        at = {"lastTransitionTime": "2026-01-01T00:05:00Z"}
-        return {"conditions": [{"type": "CheckpointHealthy", **said, **at}]}
-
-    away = make_run(wanted, status=healthy_is("False", "StoreFailing"))
-    assert decide(away, RUNNING, observed, START + seconds(3600)).transition is None
-    back = make_run(wanted, status=healthy_is("True", "Healthy"))
-    assert decide(back, RUNNING, observed, START + seconds(359)).transition is None
-    assert decide(back, RUNNING, observed, START + seconds(361)).transition is Transition.RESTART
-    other = make_run(wanted, status=healthy_is("False", "SaveFailed"))
-    assert decide(other, RUNNING, observed, START + seconds(361)).transition is Transition.RESTART
+    before = decide(run, RUNNING, observed, START + seconds(restarted_after - 1))
+    after = decide(run, RUNNING, observed, START + seconds(restarted_after + 1))
+    assert (before.transition, after.transition) == (None, Transition.RESTART)
 
 
 STARTING = replace(RUNNING, starting_since=START)

@@ -190,9 +190,10 @@ class Tenure:
             ClaimTakenError: another incarnation has the claim.
         """
         holder = self.term.clusters.get(cluster)
-        if holder == successor:
+        # An origin that was decided since a put whose reply was lost is the predecessor's.
+        if holder == successor and self.term.origin is None:
             return
-        if holder != before:
+        if holder not in (before, successor):
             raise ClaimTakenError(self.term.attempt or 0, cluster, str(holder))
         self.change(clusters={**self.term.clusters, cluster: successor}, origin=None)
 
