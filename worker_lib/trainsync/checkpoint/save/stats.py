@@ -10,7 +10,8 @@ class CheckpointStats:
 
     ``blocked_seconds`` is how long ``save_*`` kept the caller, waits for staging memory included;
     ``step_wait_seconds`` how long optimizer steps waited for overlapped copies besides.
-    ``queue_seconds`` is how long staged saves waited to be written.
+    ``queue_seconds`` is how long staged saves waited to be written. ``kept_bytes`` are of files
+    that an older step has, and that were not written again (``checkpoint.storage.incremental``).
     """
 
     saves: int = 0
@@ -24,6 +25,7 @@ class CheckpointStats:
     slot_wait_seconds: float = 0.0
     written_files: int = 0
     written_bytes: int = 0
+    kept_bytes: int = 0
     write_seconds: float = 0.0
     failures: int = 0
     skipped: int = 0  # saves given up because staging memory was full, here or on another rank

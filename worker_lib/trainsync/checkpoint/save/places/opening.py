@@ -15,12 +15,18 @@ def is_store(where: str | Path) -> bool:
     return isinstance(where, str) and is_url(where)
 
 
-def open_place(where: str | Path, attempt: int, incarnation: str) -> Place:
+def open_place(
+    where: str | Path, attempt: int, incarnation: str, *, incremental: bool = False
+) -> Place:
     """The place; credentials of a store are the environment's.
+
+    Args:
+        incremental: states that have not changed since the newest commit are not written again.
 
     Raises:
         StoreUrlError: a URL, and of no store that can be opened.
     """
     if is_store(where):
-        return StorePlace(open_run_store(str(where)), attempt, incarnation)
+        bucket = open_run_store(str(where))
+        return StorePlace(bucket, attempt, incarnation, incremental=incremental)
     return VolumePlace(RunDirectory(Path(where)), attempt, incarnation)
