@@ -242,6 +242,10 @@ class Driver:
                 raise KilledError
             with suppress(MonitorError, StorageError):
                 MEANWHILE[event.what](self.run)
+            if reached == "intent" and event.what.startswith("take over"):
+                # Else it puts a manifest late, of a step that the other one has committed, and may
+                # have removed since: so it is with every save in a store.
+                raise KilledError
 
         with failpoints.enabled(failpoints.LIVE, handler):
             try:
@@ -253,7 +257,7 @@ class Driver:
         return False
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(keep=st.integers(1, 3), acts=st.lists(ACTS, min_size=6, max_size=14))
 def test_whatever_happens_each_committed_step_is_whole_and_is_what_was_saved(
     keep: int, acts: list[Act]
