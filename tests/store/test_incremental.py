@@ -1,5 +1,6 @@
 """Saves that keep what has not changed, on a real S3 server, with kills on the way."""
 
+import os
 import re
 import signal
 import subprocess
@@ -14,6 +15,8 @@ from trainsync.checkpoint.load.loading import load_shard
 from trainsync.storage.objects import commits, keys
 from trainsync.storage.objects.live import references
 
+from tests.distributed.ranks import run_ranks, values_of
+from tests.store import frozen_layers
 from tests.store.conftest import Place
 from tests.store.incremental_job import MODEL, REFERENCE, save, states
 from tests.unit.cli.commands import document, findings
@@ -116,3 +119,20 @@ def test_a_kill_at_any_point_leaves_whole_steps_that_load(
     assert re.match(r"objects/global_step_\d+/run-1-", stored.kept[REFERENCE])
     objects = {info.key for info in bucket.below(keys.OBJECTS)}
     assert objects == set(stored.keys.values()), "nothing is left of what went"
+
+
+@pytest.mark.timeout(240)
+def test_frozen_layers_of_two_ranks_are_uploaded_once_and_load_bit_by_bit(place: Place) -> None:
+    environ = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    environ["TRAINSYNC_CHECKPOINT_INCREMENTAL"] = "true"
+    first = values_of(run_ranks(frozen_layers.run, place.url(), environ, 3, seconds=100))
+    for rank in first:
+        assert rank["kept"] > 2 * (4 << 20), "half of 8 MiB, twice"
+        assert rank["written"] < 4.1 * (4 << 20), "all of it once, and what is trained twice more"
+    check_whole(place)
+    again = values_of(run_ranks(frozen_layers.run, place.url(), environ, 4, seconds=100))
+    for before, after in zip(first, again, strict=True):
+        assert after["before"] == before["after"]
+        assert after["after"] != after["before"]
+        assert after["kept"] == 0
+    check_whole(place)

@@ -175,7 +175,7 @@ class Event:
 @dataclass(frozen=True)
 class Act:
     """What is done next: ``begin`` registers a save, ``write`` writes one part of those that were
-    begun, ``save`` begins one and writes all, and lets the monitor commit."""
+    begun, ``save`` begins one and writes all of it, and lets the monitor commit."""
 
     what: str
     changes: frozenset[Participant]
@@ -208,11 +208,12 @@ class Driver:
         if act.what in ("begin", "save"):
             self._monitor(lambda: self.run.register(set(act.changes)), act.event)
         if act.what in ("write", "save"):
-            left = 1 if act.what == "write" else len(self.run.todo)
-            while left and self.run.todo:
-                left -= 1
-                if self._killed(lambda: self.run.write(act.number), act.event):
+            # What was begun before a save stays open, and may be committed after it.
+            first = len(self.run.todo) - len(PARTS) if act.what == "save" else act.number
+            for _ in range(len(PARTS) if act.what == "save" else 1):
+                if self._killed(lambda: self.run.write(first), act.event):
                     self.run.restart()
+                    break
         if act.what in ("tick", "save"):
             self._monitor(self.run.core.tick, act.event)
         if act.what == "prune":
