@@ -87,12 +87,17 @@ def checkpoints() -> list[Part]:
         ),
         line(
             "Bytes",
-            "Staged: copied out of live state. Written: to the volume. By saves that ended.",
+            "Staged: copied out of live state. Written: to the volume or the bucket. Kept: not"
+            " written again, as an older step has them. By saves that ended.",
             "Bps",
             Query(
                 "sum by (kind) "
                 f"(rate(trainsync_checkpoint_written_bytes_total{{{THIS}}}[{WINDOW}]))",
                 "written {{kind}}",
+            ),
+            Query(
+                f"sum by (kind) (rate(trainsync_checkpoint_kept_bytes_total{{{THIS}}}[{WINDOW}]))",
+                "kept {{kind}}",
             ),
             Query(
                 "sum by (kind) "

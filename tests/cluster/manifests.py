@@ -173,8 +173,12 @@ def served(name: str = "run") -> Object:
 
 
 def stored(name: str = "run") -> Object:
-    """A manifest whose weights go through a bucket, with every field of that."""
+    """A manifest whose weights and checkpoints go through a bucket, with every field of that."""
     run = minimal(name)
+    run["spec"]["checkpoint"]["storage"] = {
+        "objectStore": {"url": "s3://bucket/checkpoints"},
+        "incremental": True,
+    }
     run["spec"]["sync"] = {
         "method": "store",
         "store": {

@@ -99,6 +99,9 @@ POINTS: Final = {
         "intent",  # the term says what is about to be committed
         "outcome",  # before the end of a save is recorded
         "removing",  # before a step is removed
+        "pinned",  # the objects of an older step are kept for the save at hand
+        "uncommitted",  # the manifest of a step that is removed is gone
+        "unnamed",  # before its objects that no other save names are removed
     ),
     COPY: (
         "staged",  # a file's bytes are on the volume; once for each

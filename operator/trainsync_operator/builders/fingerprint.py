@@ -36,12 +36,13 @@ def of_pods(spec: TrainingRunSpec, cluster: Cluster) -> str:
     apart: Any = {"name": True, "entrypoint": True, "runtime_env_yaml": True}
     counts = ("replicas", "min_replicas", "max_replicas")
     apart["groups"] = {"__all__": dict.fromkeys(counts, True)}
+    saves: Any = dict.fromkeys(("interval", "memory", "save_strategy"), True)
+    if spec.checkpoint.storage.incremental:  # else the storage is left out, as older releases do
+        saves["storage"] = {"incremental"}
     parts = {
         f"spec.clusters[{cluster.name}]": _digest(cluster, exclude=apart),
         "spec.sync": _digest(spec.sync),
-        "spec.checkpoint": _digest(
-            spec.checkpoint, include={"interval", "memory", "save_strategy"}
-        ),
+        "spec.checkpoint": _digest(spec.checkpoint, include=saves),
     }
     if (store := spec.checkpoint.storage.object_store) is not None:
         parts["spec.checkpoint.storage.objectStore"] = _digest(store)

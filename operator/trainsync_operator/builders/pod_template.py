@@ -55,6 +55,8 @@ def _environment(target: Target, cluster: Cluster, group: Group | None) -> dict[
         variables[env.CHECKPOINT_MAX_TO_KEEP] = str(spec.checkpoint.max_to_keep)
     if spec.checkpoint.save_timeout_seconds is not None:
         variables[env.CHECKPOINT_SAVE_TIMEOUT] = str(spec.checkpoint.save_timeout_seconds)
+    if spec.checkpoint.storage.incremental:
+        variables[env.CHECKPOINT_INCREMENTAL] = "true"
     if spec.checkpoint.memory is not None and _may_save(group):
         variables[env.CHECKPOINT_MEMORY] = str(spec.checkpoint.memory.budget)
         variables[env.CHECKPOINT_MEMORY_DIR] = names.KEPT_MOUNT

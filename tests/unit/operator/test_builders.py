@@ -11,6 +11,7 @@ from trainsync.api.bucket import CREDENTIALS
 from trainsync.api.env import (
     ATTEMPT,
     CHECKPOINT_DIR,
+    CHECKPOINT_INCREMENTAL,
     CHECKPOINT_MAX_TO_KEEP,
     CHECKPOINT_MEMORY,
     CHECKPOINT_MEMORY_COPIES,
@@ -312,6 +313,20 @@ def test_deltas_are_asked_of_the_pods_only_when_the_run_wants_them() -> None:
     wanted = spec() | {"sync": {"method": "nccl", "delta": True}}
     assert env_of(trainer_pod(built_cluster(wanted)))[SYNC_DELTA] == "true"
     assert SYNC_DELTA not in env_of(trainer_pod(built_cluster()))
+
+
+def test_incremental_saves_are_asked_of_the_pods_and_an_edit_of_that_is_seen() -> None:
+    wanted = spec()
+    storage = {"objectStore": {"url": "s3://bucket/run"}}
+    wanted["checkpoint"] = {"storage": storage}
+    plain = built_cluster(wanted)
+    assert CHECKPOINT_INCREMENTAL not in env_of(trainer_pod(plain))
+    older = fingerprint.of_pods(target(wanted).run.spec, target(wanted).run.spec.clusters[0])
+    wanted["checkpoint"] = {"storage": storage | {"incremental": True}}
+    assert env_of(trainer_pod(built_cluster(wanted)))[CHECKPOINT_INCREMENTAL] == "true"
+    newer = fingerprint.of_pods(target(wanted).run.spec, target(wanted).run.spec.clusters[0])
+    assert fingerprint.edited(older, newer) == ["spec.checkpoint"]
+    assert fingerprint.edited(newer, older) == ["spec.checkpoint"]
 
 
 def test_the_token_is_for_this_run_and_this_generation_of_pods() -> None:

@@ -164,6 +164,16 @@ def test_deltas_are_refused_with_a_method_that_has_none() -> None:
         assert settings.environment()["TRAINSYNC_SYNC_DELTA"] == "true"
 
 
+def test_incremental_saves_are_for_a_bucket_and_go_on_to_other_processes() -> None:
+    incremental = {"TRAINSYNC_CHECKPOINT_INCREMENTAL": "true"}
+    with pytest.raises(SettingsError, match="only those in a bucket are incremental"):
+        read_settings(incremental, "runs/a")
+    settings = read_settings(incremental, "s3://bucket/runs/a")
+    assert settings.checkpoint.incremental
+    assert settings.environment()["TRAINSYNC_CHECKPOINT_INCREMENTAL"] == "true"
+    assert not read_settings({}, "s3://bucket/runs/a").checkpoint.incremental
+
+
 STORE = {
     "TRAINSYNC_SYNC_METHOD": "store",
     "TRAINSYNC_SYNC_STORE_URL": "s3://bucket/runs/a/",

@@ -33,6 +33,8 @@ CHECKPOINT_MAX_TO_KEEP: Final = "TRAINSYNC_CHECKPOINT_MAX_TO_KEEP"
 CHECKPOINT_SAVE_STRATEGY: Final = "TRAINSYNC_CHECKPOINT_SAVE_STRATEGY"
 CHECKPOINT_VERIFY: Final = "TRAINSYNC_CHECKPOINT_VERIFY"
 CHECKPOINT_SAVE_TIMEOUT: Final = "TRAINSYNC_CHECKPOINT_SAVE_TIMEOUT_SECONDS"
+# "true": states that have not changed are not written again.
+CHECKPOINT_INCREMENTAL: Final = "TRAINSYNC_CHECKPOINT_INCREMENTAL"
 # Bytes of shards that a pod's ranks keep in memory; where, /dev/shm without; and how many copies
 # lie with a neighbour, 0 or 1.
 CHECKPOINT_MEMORY: Final = "TRAINSYNC_CHECKPOINT_MEMORY"

@@ -291,11 +291,18 @@ class ObjectStore(BucketPlace):
 
 
 class Storage(Model):
-    """Where checkpoints are kept: exactly one of the three."""
+    """Where checkpoints are kept, exactly one of the three places, and how."""
 
     persistent_volume_claim: ExistingClaim | None = None
     volume_claim_template: VolumeClaimTemplate | None = None
     object_store: ObjectStore | None = None
+    incremental: bool = Field(
+        default=False,
+        description=(
+            "A component whose state has not changed since the newest checkpoint, such as a frozen "
+            "model, is not written again: the checkpoint has the older one's file. For objectStore."
+        ),
+    )
 
 
 SAVE_DEADLINE_SECONDS: Final = 1800

@@ -106,6 +106,9 @@ class CheckpointCoordinator:
             what the saver does besides.
         times: between the requests that ask how saves ended.
         memory: where shards of checkpoints are kept, too, for a process that starts again.
+        incremental: a component whose state has not changed since the newest committed checkpoint
+            (a frozen model) is not written again: the checkpoint has the file of the older one.
+            Each process's first checkpoint is written in full.
     """
 
     def __init__(
@@ -126,6 +129,7 @@ class CheckpointCoordinator:
         sync_method: SyncMethod | None = None,
         times: WatchTimes = TIMES,
         memory: MemoryPlace | None = None,
+        incremental: bool = False,
     ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be in [0, {world_size}), got {rank}")
@@ -172,7 +176,9 @@ class CheckpointCoordinator:
             memory=self._kept,
             save_timeout=save_timeout,
         )
-        self._place = open_place(directory, monitor.attempt, monitor.incarnation)
+        self._place = open_place(
+            directory, monitor.attempt, monitor.incarnation, incremental=incremental
+        )
         self._saves = SavePipeline(monitor, self._place, rank, world_size, options, self.commits)
         self._named = SavedNames(world_size)
         self._newest: int | None = None  # step of a checkpoint that was saved or registered here

@@ -459,6 +459,7 @@ class RunContext(RunDescription):
             sync_method=self.sync.method,
             save_timeout=self.checkpoint.save_timeout,
             memory=self._settings.memory_place,
+            incremental=self.checkpoint.incremental,
         )
         self._endings.add(made)
         return made

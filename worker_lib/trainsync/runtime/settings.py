@@ -55,7 +55,8 @@ _CLUSTER_ONLY = (env.RUN_NAMESPACE, env.RUN_UID, env.CLUSTER, env.TOKEN_FILE)
 class CheckpointSettings:
     """``spec.checkpoint``: ``interval`` in training steps; ``max_to_keep`` None keeps all;
     ``save_timeout`` in seconds, after which an incomplete save is aborted; ``memory`` in bytes,
-    kept in ``memory_directory``, None keeps nothing there; ``memory_copies`` with a neighbour."""
+    kept in ``memory_directory``, None keeps nothing there; ``memory_copies`` with a neighbour;
+    ``incremental``: states that have not changed are not written again."""
 
     interval: int
     max_to_keep: int | None
@@ -65,6 +66,7 @@ class CheckpointSettings:
     memory: int | None = None
     memory_directory: Path = DEFAULT_MEMORY
     memory_copies: int = 0
+    incremental: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,7 @@ class RunSettings:
             env.CHECKPOINT_SAVE_STRATEGY: self.checkpoint.save_strategy.value,
             env.CHECKPOINT_VERIFY: self.checkpoint.verify.value,
             env.CHECKPOINT_SAVE_TIMEOUT: self.checkpoint.save_timeout,
+            env.CHECKPOINT_INCREMENTAL: "true" if self.checkpoint.incremental else None,
             env.CHECKPOINT_MEMORY: self.checkpoint.memory,
             env.SYNC_METHOD: self.sync.method.value,
             env.SYNC_INTERVAL: self.sync.interval,
@@ -220,6 +223,11 @@ def read_settings(environ: Mapping[str, str], directory: str | Path | None = Non
     checkpoint, sync = _checkpoint(environ), _sync(environ)
     if store is not None:
         _check_for_store(store, checkpoint, sync)
+    elif checkpoint.incremental:
+        raise SettingsError(
+            f"{env.CHECKPOINT_INCREMENTAL} is set, and the run's checkpoints are in the directory "
+            f"{place}: only those in a bucket are incremental, so far; remove it"
+        )
     return RunSettings(
         run=environ.get(env.RUN_NAME)
         or (store or str(place.absolute())).rstrip("/").rpartition("/")[2],
@@ -322,6 +330,7 @@ def _checkpoint(environ: Mapping[str, str]) -> CheckpointSettings:
         memory=_memory(environ),
         memory_directory=Path(environ.get(env.CHECKPOINT_MEMORY_DIR) or DEFAULT_MEMORY),
         memory_copies=_copies(environ),
+        incremental=_flag(environ, env.CHECKPOINT_INCREMENTAL),
     )
 
 

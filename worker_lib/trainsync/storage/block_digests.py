@@ -69,6 +69,7 @@ class BlockHasher:
         self._hasher = digest.new_hasher()
         self._done: list[bytes] = []
         self._held = 0  # bytes of the block at hand
+        self._compared = 0  # blocks
 
     def update(self, data: memoryview) -> None:
         """Take the next bytes."""
@@ -83,6 +84,12 @@ class BlockHasher:
         if self._held:
             self._end_block()
         return BlockDigests(self._block, b"".join(self._done)) if len(self._done) > 1 else None
+
+    def differs(self, other: BlockDigests) -> bool:
+        """Whether a block that has ended since the last call is another one than in ``other``."""
+        start, self._compared = self._compared, len(self._done)
+        theirs = other.digests[start * _DIGEST : self._compared * _DIGEST]
+        return other.block != self._block or b"".join(self._done[start:]) != theirs
 
     def _cut(self, data: memoryview) -> Iterator[memoryview]:
         while data:

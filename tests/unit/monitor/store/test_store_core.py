@@ -33,7 +33,7 @@ from trainsync.storage.objects.errors import StoreUnavailableError
 from trainsync.storage.objects.live import names
 from trainsync.storage.objects.live.records import StoredRecords
 from trainsync.storage.objects.live.term import read_term
-from trainsync.storage.objects.mending import SET_ASIDE
+from trainsync.storage.objects.manifests import SET_ASIDE
 from trainsync.storage.saves.receipts import FileEntry, Receipt
 
 from tests.unit.storage.objects.memory import memory

@@ -160,7 +160,7 @@ def test_another_run_under_the_prefix_begins_its_attempts_anew() -> None:
 
 def test_a_term_of_another_version_is_refused() -> None:
     bucket = memory()
-    bucket.create(names.TERM, b'{"version": 2, "runUid": "local", "holder": "cccccccc0"}')
+    bucket.create(names.TERM, b'{"version": 3, "runUid": "local", "holder": "cccccccc0"}')
     with pytest.raises(DamagedFileError, match=r"TERM\.json"):
         read_term(bucket)
 

@@ -58,12 +58,16 @@ class SaveCost:
 
 @dataclass(frozen=True)
 class Written:
-    """Bytes that were written, the seconds that took, and the seconds of the wait for a permit."""
+    """Bytes that were written, the seconds that took, and the seconds of the wait for a permit.
+
+    ``kept_bytes``: of files that an older step has, and that were not written again.
+    """
 
     files: int = 0
     bytes: int = 0
     seconds: float = 0.0
     queue_seconds: float = 0.0
+    kept_bytes: int = 0
 
 
 @dataclass(eq=False)
@@ -178,7 +182,12 @@ class PartWriter:
             raise  # the process is told to end: no other process may wait for this part
         finally:
             self._clear()
-        return Written(len(entries), sum(e.bytes for e in entries), seconds, queue_seconds)
+        kept = [entry for entry in entries if entry.path in self._files.kept]
+        size = sum(entry.bytes for entry in entries)
+        kept_bytes = sum(entry.bytes for entry in kept)
+        return Written(
+            len(entries) - len(kept), size - kept_bytes, seconds, queue_seconds, kept_bytes
+        )
 
     def meet(self, error: Exception) -> None:
         """Run a collective function although its save failed with ``error``, and report that.
@@ -235,6 +244,7 @@ class PartWriter:
             coordinates=dict(self.part.coordinates),
             writer=self._files.writer,
             replaces=self._files.claim(),
+            kept=self._files.kept,
         )
         try:
             self._files.write_receipt(receipt)

@@ -273,6 +273,7 @@ class SavePipeline:
         self._counters.add(
             written_files=written.files,
             written_bytes=written.bytes,
+            kept_bytes=written.kept_bytes,
             write_seconds=written.seconds,
             queue_seconds=written.queue_seconds,
         )

@@ -11,7 +11,8 @@ class CheckpointStats:
     ``blocked_seconds`` is how long ``save_*`` kept the caller, waits for staging memory included;
     ``step_wait_seconds`` how long optimizer steps waited for overlapped copies besides.
     ``queue_seconds`` is how long staged saves waited to be written, ``store_wait_seconds`` how long
-    parts waited for a bucket that was away, which grows while they do.
+    parts waited for a bucket that was away, which grows while they do. ``kept_bytes`` are of files
+    that an older step has, and that were not written again (``checkpoint.storage.incremental``).
     """
 
     saves: int = 0
@@ -25,6 +26,7 @@ class CheckpointStats:
     slot_wait_seconds: float = 0.0
     written_files: int = 0
     written_bytes: int = 0
+    kept_bytes: int = 0
     write_seconds: float = 0.0
     store_wait_seconds: float = 0.0
     failures: int = 0

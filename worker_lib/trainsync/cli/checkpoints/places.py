@@ -1,7 +1,7 @@
 """The places that the commands look at: a run's directory, or a store in object storage."""
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from trainsync.storage.inspect.findings import Finding
 from trainsync.storage.inspect.internal import in_internal
 from trainsync.storage.inspect.saves import InspectedSave
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.objects import address, commits, inspecting, removal
+from trainsync.storage.objects import address, commits, inspecting, keys, removal
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import StoreUrlError
 from trainsync.storage.objects.inspecting import StoredSave
@@ -75,6 +75,10 @@ class Place(Protocol):
         self, saves: Sequence[InspectedSave], threads: int, on_bytes: Callable[[int], None]
     ) -> list[InspectedSave]:
         """The saves, with what reading every byte found."""
+        ...
+
+    def kept(self, save: InspectedSave) -> Mapping[str, int]:
+        """The files that a save has in common with an older step, by path, and that step."""
         ...
 
     def beside(self, saves: Sequence[InspectedSave], step: int | None) -> list[Finding]:
@@ -182,6 +186,11 @@ class DirectoryPlace:
         """See `Place`."""
         return volume_saves.check_digests(self.run, saves, threads=threads, on_bytes=on_bytes)
 
+    def kept(self, save: InspectedSave) -> Mapping[str, int]:
+        """See `Place`: none."""
+        del save
+        return {}
+
     def beside(self, saves: Sequence[InspectedSave], step: int | None) -> list[Finding]:
         """See `Place`."""
         if step is not None:
@@ -256,6 +265,12 @@ class StorePlace:
             self.bucket, self.stored(saves), threads=threads, on_bytes=on_bytes
         )
         return [one.save for one in checked]
+
+    def kept(self, save: InspectedSave) -> Mapping[str, int]:
+        """See `Place`."""
+        (found,) = self.stored([save])
+        kept = {} if found.stored is None else found.stored.kept
+        return {path: keys.step_of(key) for path, key in kept.items()}
 
     def beside(self, saves: Sequence[InspectedSave], step: int | None) -> list[Finding]:
         """See `Place`."""

@@ -1,5 +1,6 @@
 """``trainsync checkpoints show``."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import typer
@@ -72,8 +73,9 @@ def show(
 
 def _details(place: Place, report: SaveReport) -> dict[str, Any]:
     if report.save.committed is None:
-        return {"runUid": None, "participants": [], "fileList": [], "seconds": None}
+        return {"runUid": None, "participants": [], "fileList": [], "keptBytes": 0, "seconds": None}
     record = report.save.committed.manifest
+    kept = place.kept(report.save)
     return {
         "runUid": record.run_uid,
         "participants": [
@@ -81,9 +83,15 @@ def _details(place: Place, report: SaveReport) -> dict[str, Any]:
             for participant in record.participants
         ],
         "fileList": [
-            {"path": entry.path, "bytes": entry.bytes, "digest": entry.digest}
+            {
+                "path": entry.path,
+                "bytes": entry.bytes,
+                "digest": entry.digest,
+                "writtenBy": kept.get(entry.path, record.step),
+            }
             for entry in record.files
         ],
+        "keptBytes": sum(entry.bytes for entry in record.files if entry.path in kept),
         "seconds": place.seconds(record),
     }
 
@@ -94,12 +102,12 @@ def _print(place: Place, report: SaveReport) -> None:
     if report.save.committed is None:
         return
     committed, record = report.save.committed, report.save.committed.manifest
-    seconds = place.seconds(record)
+    seconds, kept = place.seconds(record), place.kept(report.save)
     lines = {
         "committed": format_time(record.created_at)
         + ("" if seconds is None else f", {seconds:.1f} s after it was registered"),
         "attempt": f"{record.attempt}, incarnation {record.incarnation}, run {record.run_uid}",
-        "size": f"{decimal(record.bytes)} in {len(record.files)} files",
+        "size": f"{decimal(record.bytes)} in {len(record.files)} files" + _of_older(record, kept),
         "manifest": committed.digest,
         "latest": "yes" if report.pointed_at else "no",
         "leases": ", ".join(report.leases) or "none",
@@ -112,8 +120,17 @@ def _print(place: Place, report: SaveReport) -> None:
     console.print(f"{ALGORITHM:32} {'size':>9}  file", style="bold", soft_wrap=True)
     for entry in record.files:
         line = f"{entry.digest.partition(':')[2]:32} {decimal(entry.bytes):>9}  {entry.path}"
+        if entry.path in kept:
+            line += f"  (of step {kept[entry.path]})"
         console.print(clean(line), markup=False, soft_wrap=True)
     console.print()
+
+
+def _of_older(record: Manifest, kept: Mapping[str, int]) -> str:
+    if not kept:
+        return ""
+    size = sum(entry.bytes for entry in record.files if entry.path in kept)
+    return f", {decimal(size)} of them of older steps"
 
 
 def _participants(record: Manifest) -> str:

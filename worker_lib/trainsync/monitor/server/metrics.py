@@ -48,6 +48,7 @@ class MonitorMetrics(NullObserver):
         self._write_seconds = _histogram(declared.WRITE_SECONDS, registry)
         self._staged_bytes = _counter(declared.STAGED_BYTES, registry)
         self._written_bytes = _counter(declared.WRITTEN_BYTES, registry)
+        self._kept_bytes = _counter(declared.KEPT_BYTES, registry)
         self._permit_seconds = _histogram(declared.PERMIT_SECONDS, registry)
         self._permits_lost = _counter(declared.PERMITS_LOST, registry)
         self._io_errors = _counter(declared.IO_ERRORS, registry)
@@ -62,6 +63,7 @@ class MonitorMetrics(NullObserver):
                 self._late_parts,
                 self._staged_bytes,
                 self._written_bytes,
+                self._kept_bytes,
             ):
                 metric.labels(kind.value)
             self._save_blocked_seconds.labels(kind.value)
@@ -131,7 +133,8 @@ class MonitorMetrics(NullObserver):
         self._queue_seconds.labels(kind).observe(receipt.queue_seconds, exemplar)
         self._write_seconds.labels(kind).observe(receipt.seconds, exemplar)
         self._staged_bytes.labels(kind).inc(receipt.staged_bytes)
-        self._written_bytes.labels(kind).inc(sum(entry.bytes for entry in receipt.files))
+        self._written_bytes.labels(kind).inc(receipt.written_bytes)
+        self._kept_bytes.labels(kind).inc(receipt.kept_bytes)
 
     def permit_granted(self, seconds: float) -> None:
         """See `Observer`."""

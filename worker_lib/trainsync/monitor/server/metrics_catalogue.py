@@ -144,6 +144,12 @@ WRITTEN_BYTES: Final = counter(
     _KIND,
     unit="bytes",
 )
+KEPT_BYTES: Final = counter(
+    "trainsync_checkpoint_kept_bytes_total",
+    "Bytes that saves which ended did not write again, as an older step has them.",
+    _KIND,
+    unit="bytes",
+)
 LOADED_BYTES: Final = counter(
     "trainsync_checkpoint_loaded_bytes_total",
     "Bytes that load_sharded read to resume.",

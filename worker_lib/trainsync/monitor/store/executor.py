@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 from trainsync.api.protocol import SaveKind, SaveState
@@ -98,7 +99,7 @@ class StoreExecutor:
         self._unclean: set[SaveKey] = set()
         self._ended: dict[SaveKey, None] = {}  # in the order in which they ended
         self._retention_due = True
-        self._doomed: dict[int, list[str]] = {}  # see `tidy.remove_step`
+        self._doomed: dict[int, set[str]] = {}  # see `references.remove`
         self.health = VolumeHealth(observer, Unhealthy.STORE)
         self.revision = 0
 
@@ -232,7 +233,7 @@ class StoreExecutor:
 
     def _verify(self, todo: VerifyReceipt, sizes: dict[int, dict[str, int]]) -> bool:
         """Compare a receipt with its objects; False while they are read elsewhere."""
-        which, step = (todo.key, todo.receipt.participant), todo.key.step
+        which = (todo.key, todo.receipt.participant)
         reading = self._reading.get(which)
         if reading is not None:
             if not reading.done():
@@ -240,10 +241,7 @@ class StoreExecutor:
             del self._reading[which]
             problem = reading.result()
         else:
-            if step not in sizes:
-                listed = self._bucket.below(keys.step_objects(step))
-                sizes[step] = {info.key: info.bytes for info in listed}
-            problem = _size_problem(todo.receipt, sizes[step])
+            problem = _size_problem(todo.receipt, partial(self._size, sizes))
             if problem is None and self._with_digest:
                 if self._executor is not None:
                     read = self._executor.submit(_digest_problem, self._bucket, todo.receipt)
@@ -255,6 +253,14 @@ class StoreExecutor:
         else:
             self.ledger.fail(todo.key, AbortReason.BAD_FILE, problem)
         return True
+
+    def _size(self, sizes: dict[int, dict[str, int]], key: str) -> int | None:
+        """Of an object, by a listing of all of its step; None where there is none."""
+        step = keys.step_of(key)
+        if step not in sizes:
+            listed = self._bucket.below(keys.step_objects(step))
+            sizes[step] = {info.key: info.bytes for info in listed}
+        return sizes[step].get(key)
 
     def _commit(self, commit: CommitSave, now: datetime) -> None:
         key = commit.key
@@ -408,12 +414,12 @@ class StoreExecutor:
         return info_of(Committed(stored.manifest, stored.digest), self._run_uid)
 
 
-def _size_problem(receipt: Receipt, sizes: dict[str, int]) -> str | None:
+def _size_problem(receipt: Receipt, size_of: Callable[[str], int | None]) -> str | None:
     objects = names.shards(receipt)
     for entry in receipt.files:
         key = objects[entry.path]
-        if sizes.get(key) != entry.bytes:
-            there = "is missing" if key not in sizes else f"has {sizes[key]} bytes"
+        if (size := size_of(key)) != entry.bytes:
+            there = "is missing" if size is None else f"has {size} bytes"
             return f"{key} {there}, expected {entry.bytes} bytes"
     return None
 

@@ -1,12 +1,13 @@
 """Chooses what an attempt resumes from: the newest checkpoint of the store that is whole.
 
-One that is not is set aside, so that its step can be saved again. A checkpoint that a rank could
-not load is read to its last bit first, and with ``checkpoint.verify: digest`` each one is.
+One that is not is set aside, so that its step can be saved again, and with it each other one that
+names an object which was found damaged. A checkpoint that a rank could not load is read to its last
+bit first, and with ``checkpoint.verify: digest`` each one is.
 """
 
 import json
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from trainsync.api.protocol import DamageReport, SaveKind
@@ -14,6 +15,7 @@ from trainsync.monitor.commit.observer import Observer
 from trainsync.monitor.errors import NoValidCheckpointError
 from trainsync.monitor.ledger.ledger import Ledger
 from trainsync.storage.errors import DamagedFileError, StepGoneError
+from trainsync.storage.inspect.findings import Finding
 from trainsync.storage.inspect.saves import InspectedSave
 from trainsync.storage.objects import commits, inspecting, keys, mending
 from trainsync.storage.objects.bucket import Bucket
@@ -44,8 +46,9 @@ def note_doubt(bucket: Bucket, report: DamageReport) -> None:
 class Looked:
     """What a look at the checkpoints found, the newest first: nothing of it is changed yet.
 
-    ``whole`` is the newest that is whole; ``damaged`` are those before it with what is wrong, and
-    ``problems`` all sentences. ``doubted`` are keys of reports of damage.
+    ``whole`` is the newest that is whole; ``damaged`` are those before it, and older ones that have
+    damaged objects in common with them, with what is wrong; ``problems`` are all sentences.
+    ``doubted`` are keys of reports of damage.
     """
 
     whole: Stored | None = None
@@ -62,23 +65,31 @@ def look(bucket: Bucket, *, with_digest: bool) -> Looked:
         StoreError: the store cannot be read.
     """
     found = Looked(doubted={info.key for info in bucket.objects(names.DOUBTS)})
+    bad: dict[str, Finding] = {}
     for step in reversed(commits.committed_steps(bucket, _KIND)):
+        if found.whole is not None and not bad:
+            break
         try:
             stored = commits.read_manifest(bucket, _KIND, step)
         except StepGoneError:
             continue
         except DamagedFileError as error:
-            if not mending.finish_set_aside(bucket, _KIND, step):
+            if found.whole is None and not mending.finish_set_aside(bucket, _KIND, step):
                 found.problems.append(str(error))  # it stays: a newer release may have written it
             continue
-        read = with_digest or names.doubt(step) in found.doubted
-        problem = _problem(bucket, stored, read=read)
-        if problem is None:
+        judged = inspecting.with_damage(_unjudged(stored), bad)
+        if found.whole is None and judged.save.valid:
+            read = with_digest or names.doubt(step) in found.doubted
+            judged = _judge(bucket, stored, read=read)
+        if not judged.save.valid:
+            bad |= inspecting.damaged_objects([judged])
+            problem = str(judged.save.findings[0])
+            found.problems.append(problem)
+            found.damaged.append((stored, problem))
+        elif found.whole is None:
             found.whole = stored
-            return found
-        found.problems.append(problem)
-        found.damaged.append((stored, problem))
-    found.pointer = commits.read_pointer(bucket, _KIND)
+    if found.whole is None:
+        found.pointer = commits.read_pointer(bucket, _KIND)
     return found
 
 
@@ -118,17 +129,24 @@ def _set_aside(
     observer.damaged(_KIND, why)
 
 
-def _problem(bucket: Bucket, stored: Stored, *, read: bool) -> str | None:
-    findings = inspecting.size_findings(bucket, stored)
-    if not findings and read:
-        committed = Committed(stored.manifest, stored.digest)
-        save = StoredSave(InspectedSave(stored.manifest.step, _KIND, committed, ()), stored)
-        for _ in range(2):  # once the bytes may have changed on the way
-            checked = inspecting.check_digests(bucket, [save], threads=_THREADS)
-            findings = list(checked[0].save.findings) if checked else []
-            if not findings:
-                break
-    return str(findings[0]) if findings else None
+def _unjudged(stored: Stored) -> StoredSave:
+    committed = Committed(stored.manifest, stored.digest)
+    return StoredSave(InspectedSave(stored.manifest.step, _KIND, committed, ()), stored)
+
+
+def _judge(bucket: Bucket, stored: Stored, *, read: bool) -> StoredSave:
+    judged = _unjudged(stored)
+    if sizes := inspecting.size_findings(bucket, stored):
+        return StoredSave(replace(judged.save, findings=tuple(sizes)), stored)
+    if not read:
+        return judged
+    found = judged
+    for _ in range(2):  # once the bytes may have changed on the way
+        checked = inspecting.check_digests(bucket, [judged], threads=_THREADS)
+        found = checked[0] if checked else judged
+        if found.save.valid:
+            break
+    return found
 
 
 def _point(bucket: Bucket, step: int) -> None:

@@ -12,11 +12,11 @@ from trainsync.failpoints import failpoint
 from trainsync.monitor.ledger.ledger import Ledger
 from trainsync.monitor.ledger.saves import SaveKey
 from trainsync.monitor.store.scan import records_of
-from trainsync.storage.errors import DamagedFileError, StepGoneError
+from trainsync.storage.errors import DamagedFileError
 from trainsync.storage.layout import parse_step
 from trainsync.storage.objects import commits, keys
 from trainsync.storage.objects.bucket import Bucket
-from trainsync.storage.objects.live import names
+from trainsync.storage.objects.live import names, references
 from trainsync.storage.objects.live.term import Tenure
 from trainsync.storage.saves.receipts import SaveOutcome
 from trainsync.storage.saves.retention import choose_removals
@@ -27,7 +27,7 @@ _KIND: Final = SaveKind.CHECKPOINT
 def end_save(bucket: Bucket, tenure: Tenure, key: SaveKey, outcome: SaveOutcome) -> None:
     """Record how a save ended, for its participants, and remove what they said.
 
-    Objects of an aborted save that receipts name go, too.
+    Objects that the receipts of an aborted save have put go, too.
 
     Raises:
         TermLostError: another monitor commits by now, the aborted save perhaps: its objects stay.
@@ -39,8 +39,11 @@ def end_save(bucket: Bucket, tenure: Tenure, key: SaveKey, outcome: SaveOutcome)
         tenure.check()
     gone: list[str] = []
     for info in bucket.below(records.folder):
-        part = names.parse_participant(info.key.removeprefix(f"{records.folder}/"))
+        rest = info.key.removeprefix(f"{records.folder}/")
+        part = names.parse_participant(rest)
         if part is None:
+            if names.is_pin(rest):
+                gone.append(info.key)
             continue
         gone.append(info.key)
         if outcome.error is not None and not part[1]:
@@ -49,7 +52,7 @@ def end_save(bucket: Bucket, tenure: Tenure, key: SaveKey, outcome: SaveOutcome)
             except DamagedFileError:
                 continue  # its objects go with those of the attempt
             if receipt is not None:
-                bucket.delete(sorted(names.shards(receipt).values()))
+                bucket.delete(sorted(names.own_shards(receipt).values()))
     bucket.delete(gone)
 
 
@@ -64,12 +67,14 @@ def retain(
     ledger: Ledger,
     keep: int,
     protected: set[int],
-    doomed: dict[int, list[str]],
+    doomed: dict[int, set[str]],
 ) -> list[int]:
     """Remove all but the last ``keep`` checkpoints, in the order of training; those removed.
 
+    One whose objects a save may name that has not ended stays until then.
+
     Args:
-        doomed: see `remove_step`; the same one when it is done again.
+        doomed: see `references.remove`; the same one when it is done again.
 
     Raises:
         TermLostError: another monitor commits by now; nothing was removed.
@@ -80,30 +85,12 @@ def retain(
         return []
     # The right to remove; and what was about to be committed last must not be finished again.
     tenure.change(intent=None)
+    gone = []
     for step in steps:
         failpoint("live.removing")
-        remove_step(bucket, step, doomed)
-    return steps
-
-
-def remove_step(bucket: Bucket, step: int, doomed: dict[int, list[str]]) -> None:
-    """Remove a checkpoint: its manifest first, then its objects.
-
-    Args:
-        doomed: keys of the objects that are to go, by step: remembers them where the store fails
-            in between, after which no manifest names them any more.
-    """
-    try:
-        stored = commits.read_manifest(bucket, _KIND, step)
-    except StepGoneError:
-        pass  # by an earlier try, or a person
-    except DamagedFileError:
-        return  # a newer release's
-    else:
-        doomed[step] = sorted(stored.keys.values())
-        bucket.delete([keys.manifest(_KIND, step)])
-    bucket.delete(doomed.get(step, []))
-    doomed.pop(step, None)
+        if references.remove(bucket, step, doomed=doomed):
+            gone.append(step)
+    return gone
 
 
 def sweep(bucket: Bucket, ledger: Ledger, may: Callable[[], None]) -> list[str]:
@@ -134,21 +121,27 @@ def sweep(bucket: Bucket, ledger: Ledger, may: Callable[[], None]) -> list[str]:
             may()
             bucket.delete(found)
             swept.append(folder)
-    for step, folders in _left(bucket, ledger, is_over).items():
-        kept = _named(bucket, step)
-        for folder, found in sorted(folders.items()):
-            is_aside = any(key.endswith(".damaged") for key in found)  # for people to look at
-            if kept is not None and folder not in kept and not is_aside:
-                may()
-                bucket.delete(found)
-                swept.append(folder)
+    left = _left(bucket, ledger, is_over)
+    if not left:
+        return swept
+    try:
+        kept = references.named(bucket)  # also by saves of other steps
+    except DamagedFileError:
+        return swept  # it may name any of them
+    for folder, found in sorted(left.items()):
+        is_aside = any(key.endswith(".damaged") for key in found)  # for people to look at
+        unnamed = [key for key in found if key not in kept]
+        if unnamed and not is_aside:
+            may()
+            bucket.delete(unnamed)
+            swept.append(folder)
     return swept
 
 
 def _left(
     bucket: Bucket, ledger: Ledger, is_over: Callable[[tuple[int, str] | None], bool]
-) -> dict[int, dict[str, list[str]]]:
-    """Shards, by step and folder, that may be of no save: two listings."""
+) -> dict[str, list[str]]:
+    """Shards, by folder, that may be of no save: two listings."""
     found: dict[int, dict[str, list[str]]] = {}
     for info in bucket.below(keys.OBJECTS):
         parts = info.key.split("/")
@@ -164,15 +157,4 @@ def _left(
             for folder, there in found[step].items()
             if owner is not None and names.parse_folder(folder) != owner
         }
-    return {step: folders for step, folders in found.items() if folders}
-
-
-def _named(bucket: Bucket, step: int) -> set[str] | None:
-    """Folders that the step's manifest names objects of; None: it cannot be understood."""
-    try:
-        stored = commits.read_manifest(bucket, _KIND, step)
-    except StepGoneError:
-        return set()
-    except DamagedFileError:
-        return None
-    return {keys.folder_of(key) for key in stored.keys.values()}
+    return {folder: there for folders in found.values() for folder, there in folders.items()}

@@ -1,6 +1,6 @@
 """Saves of a store next to their manifests: by listing at once, by digest when they are read."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -89,7 +89,7 @@ def size_findings(bucket: Bucket, stored: Stored) -> list[Finding]:
 
 def bytes_to_read(saves: Iterable[StoredSave]) -> int:
     """The bytes that `check_digests` will read."""
-    return sum(entry.bytes for _, entry in _readings(saves))
+    return sum(first.bytes for (_, first), *_ in _readings(saves))
 
 
 def check_digests(
@@ -101,23 +101,23 @@ def check_digests(
 ) -> list[StoredSave]:
     """Read every object whose size is right, and add what differs to the saves' findings.
 
-    A save that is pruned meanwhile is left out.
+    An object that several saves name is read once. A save that is pruned meanwhile is left out.
     """
     problems: dict[tuple[SaveKind, int], list[Finding]] = {}
 
-    def read(reading: tuple[Stored, FileEntry], go_on: Callable[[], None]) -> None:
-        stored, entry = reading
-
+    def read(files: _Files, go_on: Callable[[], None]) -> None:
         def tell(count: int) -> None:
             go_on()
             on_bytes(count)
 
-        finding = _read(bucket, stored, entry, tell)
-        if finding is not None:
-            key = (stored.manifest.kind, stored.manifest.step)
-            problems.setdefault(key, []).append(finding)
+        found = _read(bucket, *files[0], tell)
+        if found is not None:
+            for stored, entry in files:
+                finding = _of_file(stored, entry, *found)
+                key = (stored.manifest.kind, stored.manifest.step)
+                problems.setdefault(key, []).append(finding)
 
-    for_each(sorted(_readings(saves), key=lambda reading: -reading[1].bytes), read, threads)
+    for_each(sorted(_readings(saves), key=lambda files: -files[0][1].bytes), read, threads)
     checked = []
     for found in saves:
         more = problems.get((found.save.kind, found.save.step), [])
@@ -127,6 +127,31 @@ def check_digests(
         save = replace(found.save, findings=(*found.save.findings, *ordered))
         checked.append(StoredSave(save, found.stored))
     return checked
+
+
+def damaged_objects(saves: Iterable[StoredSave]) -> dict[str, Finding]:
+    """The keys of objects that findings of ``saves`` speak of."""
+    found = {}
+    for one in saves:
+        if one.stored is not None:
+            by_name = {finding.path: finding for finding in one.save.findings}
+            for entry in one.stored.manifest.files:
+                if (finding := by_name.get(_name(one.stored, entry))) is not None:
+                    found[one.stored.keys[entry.path]] = finding
+    return found
+
+
+def with_damage(one: StoredSave, damaged: Mapping[str, Finding]) -> StoredSave:
+    """``one`` with a finding for each object of it that is damaged by what another save found."""
+    if one.stored is None or not one.save.valid:
+        return one
+    more = []
+    for entry in one.stored.manifest.files:
+        finding = damaged.get(one.stored.keys[entry.path])
+        if finding is not None:
+            text = f"is the same object as {finding.path}, which {finding.message}"
+            more.append(_of_file(one.stored, entry, finding.code, text))
+    return StoredSave(replace(one.save, findings=(*one.save.findings, *more)), one.stored)
 
 
 def read_digest(
@@ -204,31 +229,34 @@ def unlisted_findings(bucket: Bucket, saves: Sequence[StoredSave]) -> list[Findi
     ]
 
 
-def _readings(saves: Iterable[StoredSave]) -> list[tuple[Stored, FileEntry]]:
-    found = []
+_Files = list[tuple[Stored, FileEntry]]
+"""Files of several saves that are one object, and should have the same bytes."""
+
+
+def _readings(saves: Iterable[StoredSave]) -> list[_Files]:
+    found: dict[tuple[str, FileEntry], _Files] = {}
     for one in saves:
         bad = {finding.path for finding in one.save.findings}
         if one.stored is not None:
-            found += [
-                (one.stored, entry)
-                for entry in one.stored.manifest.files
-                if _name(one.stored, entry) not in bad
-            ]
-    return found
+            for entry in one.stored.manifest.files:
+                if _name(one.stored, entry) not in bad:
+                    same = (one.stored.keys[entry.path], entry)
+                    found.setdefault(same, []).append((one.stored, entry))
+    return list(found.values())
 
 
 def _read(
     bucket: Bucket, stored: Stored, entry: FileEntry, tell: Callable[[int], None]
-) -> Finding | None:
+) -> tuple[Code, str] | None:
     try:
         found = read_digest(bucket, stored.keys[entry.path], entry.bytes, tell)
     except ObjectMissingError:
-        return _of_file(stored, entry, Code.MISSING, "went away while it was read")
+        return Code.MISSING, "went away while it was read"
     except ObjectChangedError as error:
-        return _of_file(stored, entry, Code.SIZE, f"is another one by now: {error}")
+        return Code.SIZE, f"is another one by now: {error}"
     if found == entry.digest:
         return None
-    return _of_file(stored, entry, Code.DIGEST, f"has digest {found}, expected {entry.digest}")
+    return Code.DIGEST, f"has digest {found}, expected {entry.digest}"
 
 
 def _is_there(bucket: Bucket, stored: Stored) -> bool:

@@ -20,6 +20,7 @@ PROBES: Final = "probe"
 RUN: Final = "run"
 _PLAIN: Final = re.compile(r"^[A-Za-z0-9._/+=@,-]{1,400}$")
 _SUFFIX: Final = ".json"
+_ASIDE: Final = "aside"
 
 
 def pointer(kind: SaveKind) -> str:
@@ -58,9 +59,24 @@ def shard(folder: str, number: int, path: str) -> str:
     return f"{folder}/{path}" if _PLAIN.match(path) else f"{folder}/file-{number}"
 
 
-def set_aside(shards: Iterable[str], kind: SaveKind) -> str:
-    """Key of the manifest of a damaged save, of which ``shards`` are keys: it goes with them."""
-    return f"{folder_of(min(shards))}/{set_aside_name(kind)}"
+def is_of_step(key: str, step: int) -> bool:
+    """Whether an object was put for ``step``: a save may name objects of older steps, too."""
+    return key.startswith(f"{step_objects(step)}/")
+
+
+def step_of(key: str) -> int:
+    """The step that the shard ``key`` was put for. Raises `UnsafePathError`: it is no shard's."""
+    step = parse_step(folder_of(key).split("/")[1])
+    assert step is not None, "folder_of has looked"
+    return step
+
+
+def set_aside(shards: Iterable[str], kind: SaveKind, step: int) -> str:
+    """Key of the manifest of a damaged save of ``step``, of which ``shards`` are keys: it goes with
+    those of that step."""
+    own = [key for key in shards if is_of_step(key, step)]
+    folder = folder_of(min(own)) if own else f"{step_objects(step)}/{_ASIDE}"
+    return f"{folder}/{set_aside_name(kind)}"
 
 
 def folder_of(key: str) -> str:

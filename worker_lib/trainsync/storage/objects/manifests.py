@@ -15,6 +15,9 @@ from trainsync.storage.objects import keys
 from trainsync.storage.saves.manifest import Manifest
 from trainsync.storage.saves.receipts import Count, FileEntry, Incarnation, Participant
 
+SET_ASIDE: Final = b"set aside by trainsync checkpoints repair\n"
+"""What a manifest is overwritten with, right before it is removed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFile:
@@ -55,6 +58,18 @@ class Stored:
     manifest: Manifest
     keys: Mapping[str, str]
     digest: str
+
+    @property
+    def kept(self) -> Mapping[str, str]:
+        """Those of `keys` that were put for an older step: the files have not changed since."""
+        step = self.manifest.step
+        return {path: key for path, key in self.keys.items() if not keys.is_of_step(key, step)}
+
+    @property
+    def kept_bytes(self) -> int:
+        """Sum of the sizes of the files in `kept`."""
+        kept = self.kept
+        return sum(entry.bytes for entry in self.manifest.files if entry.path in kept)
 
 
 _RECORD: Final = TypeAdapter(_Record)

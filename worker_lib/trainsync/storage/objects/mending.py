@@ -8,7 +8,6 @@ the condition that it is still the one that was judged, and removed.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
 
 from trainsync.api.protocol import SaveKind
 from trainsync.api.words import counted
@@ -19,10 +18,7 @@ from trainsync.storage.objects import commits, inspecting, keys, removal
 from trainsync.storage.objects.bucket import Blob, Bucket
 from trainsync.storage.objects.errors import ObjectChangedError
 from trainsync.storage.objects.inspecting import StoredSave
-from trainsync.storage.objects.manifests import Stored
-
-SET_ASIDE: Final = b"set aside by trainsync checkpoints repair\n"
-"""What a manifest is overwritten with, right before it is removed."""
+from trainsync.storage.objects.manifests import SET_ASIDE, Stored
 
 
 @dataclass(frozen=True)
@@ -140,7 +136,8 @@ def _judge(
         judged.append(found)
         if newest is None and found.save.valid:
             newest = found.save.step
-    return newest, judged
+    bad = inspecting.damaged_objects(judged)  # also of saves that were not read
+    return newest, [inspecting.with_damage(one, bad) for one in judged]
 
 
 def _read(
@@ -169,7 +166,7 @@ def _aside_action(bucket: Bucket, one: StoredSave) -> Action:
     stored = one.stored
     assert stored is not None
     kind, step = one.save.kind, one.save.step
-    aside = keys.set_aside(stored.keys.values(), kind)
+    aside = keys.set_aside(stored.keys.values(), kind, step)
     text = f"{one.save.findings[0]}; the manifest is set aside as {aside}"
     return Action(
         ActionKind.SET_ASIDE,
@@ -182,8 +179,9 @@ def _aside_action(bucket: Bucket, one: StoredSave) -> Action:
 def set_aside(bucket: Bucket, stored: Stored) -> bool:
     """Let a damaged save count no more; whether that was done here. Its manifest goes beside its
     objects."""
-    aside = keys.set_aside(stored.keys.values(), stored.manifest.kind)
-    key = keys.manifest(stored.manifest.kind, stored.manifest.step)
+    kind, step = stored.manifest.kind, stored.manifest.step
+    aside = keys.set_aside(stored.keys.values(), kind, step)
+    key = keys.manifest(kind, step)
     there = bucket.find(key)
     if there is None or digest.manifest_digest(there.data) != stored.digest:
         return False

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 from trainsync.api.protocol import SaveKind
@@ -19,6 +20,7 @@ from trainsync.storage.inspect.saves import as_trained
 from trainsync.storage.objects import commits, inspecting, keys
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.inspecting import StoredSave
+from trainsync.storage.objects.live import references
 from trainsync.storage.saves.retention import choose_removals
 
 LONGEST_COPY_SECONDS: Final = 24 * 3600.0
@@ -71,7 +73,8 @@ def choose(bucket: Bucket, found: Sequence[StoredSave], keep: int) -> list[int]:
 def remove(bucket: Bucket, step: int, found: Sequence[StoredSave]) -> bool:
     """Remove a step's saves, and the objects that they alone name; whether it is gone.
 
-    It stays when a pointer names it by now, or when it is another save than the one in ``found``.
+    It stays when a pointer names it by now, when it is another save than the one in ``found``, and
+    while a save that has not ended may name its objects.
 
     Args:
         found: all saves of the store.
@@ -81,16 +84,15 @@ def remove(bucket: Bucket, step: int, found: Sequence[StoredSave]) -> bool:
         return False
     if not all(_is_unchanged(bucket, one) for one in mine):
         return False
-    bucket.delete([keys.manifest(one.save.kind, step) for one in mine])
-    kept = {key for one in found if one.save.step != step for key in _keys(one)}
-    bucket.delete(sorted({key for one in mine for key in _keys(one)} - kept))
-    return True
+    bucket.delete([keys.manifest(one.save.kind, step) for one in mine if one.stored is None])
+    return references.remove(bucket, step, partial(_limit, bucket, None))
 
 
 def orphans(bucket: Bucket, clock: Callable[[], datetime] | None = None) -> list[Orphans]:
     """Objects that no manifest names and that are old enough to be of no copy at work.
 
-    None where a manifest cannot be understood: it may name any of them.
+    None where a manifest cannot be understood, or while a save that has not ended may name objects
+    of older steps: it may be any of them.
 
     Args:
         clock: gives the store's time; `store_time` when absent.
@@ -109,7 +111,7 @@ def orphans(bucket: Bucket, clock: Callable[[], datetime] | None = None) -> list
         return []
     # After the listing: what was committed until now is known.
     saves = inspecting.check_all_sizes(bucket)
-    if any(one.stored is None for one in saves):
+    if any(one.stored is None for one in saves) or references.pinned(bucket, lambda: limit):
         return []
     lonely = set(inspecting.unlisted(bucket, saves)) & old
     return [
@@ -151,10 +153,6 @@ def store_time(bucket: Bucket) -> datetime:
 def _limit(bucket: Bucket, clock: Callable[[], datetime] | None) -> datetime:
     now = store_time(bucket) if clock is None else clock()
     return now - timedelta(seconds=ORPHAN_SECONDS)
-
-
-def _keys(one: StoredSave) -> list[str]:
-    return [] if one.stored is None else list(one.stored.keys.values())
 
 
 def _is_unchanged(bucket: Bucket, one: StoredSave) -> bool:

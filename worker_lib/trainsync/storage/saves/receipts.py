@@ -58,6 +58,8 @@ class Receipt:
     `trainsync.storage.saves.writers`.
     ``staged_bytes``: what was copied out of the live state. ``coordinates``: where the rank stands
     in the trainer's parallel dimensions (tp, pp, …), if the trainer says so; for people.
+    ``kept``: of each file that has not changed since an older step and was not written again, by
+    path, where that step has it: the key of its object, on a volume its path in the run.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
@@ -78,12 +80,23 @@ class Receipt:
     coordinates: dict[str, Count] = field(default_factory=dict)
     writer: Incarnation | None = None
     replaces: tuple[Incarnation, ...] = ()
+    kept: dict[str, str] = field(default_factory=dict)
     version: Literal[1] = 1
 
     @property
     def participant(self) -> Participant:
         """The participant that wrote the receipt."""
         return Participant(self.component, self.rank)
+
+    @property
+    def written_bytes(self) -> int:
+        """Sum of the sizes of the files that were written for it."""
+        return sum(entry.bytes for entry in self.files if entry.path not in self.kept)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Sum of the sizes of the files in ``kept``."""
+        return sum(entry.bytes for entry in self.files if entry.path in self.kept)
 
 
 @dataclass(frozen=True, kw_only=True)

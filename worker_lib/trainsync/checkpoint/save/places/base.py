@@ -50,6 +50,11 @@ class PartPlace(Protocol):
         """The save's records, as they are read while the part is written."""
         ...
 
+    @property
+    def kept(self) -> dict[str, str]:
+        """See `Receipt`: files of this part that an older step has, and that were not written."""
+        ...
+
     def claim(self) -> tuple[str, ...]:
         """See that no other process that lives writes this part; asked again before the receipt.
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from trainsync.checkpoint.errors import UnsupportedPlaceError
 from trainsync.checkpoint.save.places.base import Place
 from trainsync.checkpoint.save.places.store import StorePlace
 from trainsync.checkpoint.save.places.volume import VolumePlace
@@ -15,12 +16,24 @@ def is_store(where: str | Path) -> bool:
     return isinstance(where, str) and is_url(where)
 
 
-def open_place(where: str | Path, attempt: int, incarnation: str) -> Place:
+def open_place(
+    where: str | Path, attempt: int, incarnation: str, *, incremental: bool = False
+) -> Place:
     """The place; credentials of a store are the environment's.
+
+    Args:
+        incremental: states that have not changed since the newest commit are not written again.
 
     Raises:
         StoreUrlError: a URL, and of no store that can be opened.
+        UnsupportedPlaceError: a directory, and ``incremental``.
     """
     if is_store(where):
-        return StorePlace(open_run_store(str(where)), attempt, incarnation)
+        bucket = open_run_store(str(where))
+        return StorePlace(bucket, attempt, incarnation, incremental=incremental)
+    if incremental:
+        raise UnsupportedPlaceError(
+            f"incremental checkpoints are for runs in a bucket, so far, and {where} is a directory:"
+            " save in full, or into a bucket"
+        )
     return VolumePlace(RunDirectory(Path(where)), attempt, incarnation)

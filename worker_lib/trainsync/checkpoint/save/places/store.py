@@ -10,6 +10,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
@@ -27,14 +28,15 @@ from trainsync.checkpoint.memory.kept import KeptFile
 from trainsync.checkpoint.save import ending
 from trainsync.checkpoint.save.files.stream import buffered
 from trainsync.checkpoint.save.files.writer import without_crc
+from trainsync.checkpoint.save.places.unchanged import LEAST, KnownFile, KnownFiles, is_unchanged
 from trainsync.failpoints import failpoint
 from trainsync.storage import block_digests, digest
-from trainsync.storage.errors import DamagedFileError, UnsafePathError
+from trainsync.storage.errors import DamagedFileError, StorageError, UnsafePathError
 from trainsync.storage.layout import check_not_reserved
 from trainsync.storage.objects import keys
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import StoreUnavailableError
-from trainsync.storage.objects.live import names, records
+from trainsync.storage.objects.live import names, records, references
 from trainsync.storage.objects.live.records import StoredRecords
 from trainsync.storage.objects.live.term import read_term
 from trainsync.storage.objects.live.upload import Upload
@@ -93,7 +95,11 @@ class _DigestingUpload(io.RawIOBase):
 
 
 class StorePart:
-    """See `PartPlace`."""
+    """See `PartPlace`.
+
+    Args:
+        known: what saves of this process have; None: every file is written.
+    """
 
     def __init__(
         self,
@@ -103,6 +109,7 @@ class StorePart:
         step: int,
         participant: Participant,
         patience: Patience | None = None,
+        known: KnownFiles | None = None,
     ) -> None:
         self._patience = _FEW if patience is None else patience
         self._bucket = bucket if patience is None else bucket.patient(patience)
@@ -115,6 +122,9 @@ class StorePart:
         self._writer = secrets.token_hex(8)
         self._number = 0
         self._work: Path | None = None
+        self._known = known
+        self._state: KnownFile | None = None  # this part's file of a state
+        self._kept: dict[str, str] = {}
         names.receipt(self._records.folder, participant)
 
     @property
@@ -126,6 +136,11 @@ class StorePart:
     def writer(self) -> str:
         """See `PartPlace`: random, of this part alone."""
         return self._writer
+
+    @property
+    def kept(self) -> dict[str, str]:
+        """See `PartPlace`: the keys of their objects."""
+        return self._kept
 
     def claim(self) -> tuple[str, ...]:
         """See `PartPlace`. The first receipt decides: a second one is refused by the store."""
@@ -144,6 +159,8 @@ class StorePart:
             with without_crc():
                 torch.save(state, file)
 
+        if (unchanged := self._unchanged(path, save, size)) is not None:
+            return unchanged
         return self._again(lambda: self._write(path, save, size), is_first=True)
 
     def write_small(self, files: Mapping[str, bytes]) -> list[FileEntry]:
@@ -192,6 +209,8 @@ class StorePart:
         """See `PartPlace`. Raises `SecondWriterError`: another process has put one."""
         self._records.write_receipt(receipt)
         failpoint("live.receipt")
+        if self._known is not None and self._state is not None:
+            self._known.add(self._participant, self._state)
 
     def write_failure(self, failure: ParticipantFailure) -> None:
         """See `PartPlace`."""
@@ -237,6 +256,31 @@ class StorePart:
                 f"{term.attempt}"
             )
 
+    def _unchanged(
+        self, path: str, produce: Callable[[BinaryIO], object], size: int
+    ) -> list[FileEntry] | None:
+        """The file that an older step has of a state that has not changed; None: it is written."""
+        if self._known is None or size < LEAST:
+            return None
+        try:
+            file = self._known.newest(self._participant, path, self._step, self._is_committed)
+            if file is None or not is_unchanged(produce, file):
+                return None
+            if not references.pin(self._bucket, self._records.folder, file.step, self._participant):
+                return None  # retention has removed it meanwhile
+        except StorageError as error:
+            logger.warning("%s is written in full: %s", path, error)
+            return None
+        self._kept = {entry.path: key for entry, key in zip(file.entries, file.places, strict=True)}
+        self._number += len(file.entries)
+        self._state = replace(file, step=self._step)
+        return list(file.entries)
+
+    def _is_committed(self, step: int) -> bool:
+        records = StoredRecords(self._bucket, *self._owner, SaveKind.CHECKPOINT, step)
+        outcome = records.outcome()
+        return outcome is not None and outcome.manifest_digest is not None
+
     def _write(
         self, path: str, produce: Callable[[BinaryIO], object], size: int
     ) -> list[FileEntry]:
@@ -252,14 +296,15 @@ class StorePart:
             return [entry]
         data = blocks.encode()
         beside, _ = self._put_file(block_digests.beside(path), partial(_put, data), len(data))
+        places = tuple(self._key(number, of.path) for number, of in enumerate((entry, beside)))
+        if self._number == len(places):  # the part's first file, so its state
+            self._state = KnownFile(self._step, (entry, beside), places, blocks)
         return [entry, beside]
 
     def _put_file(
         self, path: str, produce: Callable[[BinaryIO], object], size: int
     ) -> tuple[FileEntry, block_digests.BlockDigests | None]:
-        folder = names.folder(self._step, *self._owner, self._writer)
-        key = keys.shard(folder, self._number, path)
-        upload = Upload(self._bucket, key, size)
+        upload = Upload(self._bucket, self._key(self._number, path), size)
         file = _DigestingUpload(upload)
         try:
             try:
@@ -277,17 +322,28 @@ class StorePart:
         failpoint("live.shard")
         return FileEntry(path, file.size, file.digest()), file.blocks()
 
+    def _key(self, number: int, path: str) -> str:
+        folder = names.folder(self._step, *self._owner, self._writer)
+        return keys.shard(folder, number, path)
+
 
 def _put(data: bytes, file: BinaryIO) -> None:
     file.write(data)
 
 
 class StorePlace:
-    """See `Place`."""
+    """See `Place`.
 
-    def __init__(self, bucket: Bucket, attempt: int, incarnation: str) -> None:
+    Args:
+        incremental: states that have not changed are not written again.
+    """
+
+    def __init__(
+        self, bucket: Bucket, attempt: int, incarnation: str, *, incremental: bool = False
+    ) -> None:
         self._bucket = bucket
         self._owner = (attempt, incarnation)
+        self._known = KnownFiles() if incremental else None
 
     def save(self, kind: SaveKind, step: int) -> StoredRecords:
         """See `Place`."""
@@ -307,7 +363,7 @@ class StorePlace:
                 "whose checkpoints are in a store saves checkpoints alone; expected a run on a "
                 "volume, or weights that are published by another method than checkpoint"
             )
-        return StorePart(self._bucket, self._owner, kind, step, participant, patience)
+        return StorePart(self._bucket, self._owner, kind, step, participant, patience, self._known)
 
     def newest_registered(self, kind: SaveKind) -> int | None:
         """See `Place`."""

@@ -78,6 +78,11 @@ class VolumePart:
         return VolumeRecords(self._save)
 
     @property
+    def kept(self) -> dict[str, str]:
+        """See `PartPlace`."""
+        return {}
+
+    @property
     def _files(self) -> Path:
         """Where this writer's files of the save lie until they are promoted."""
         return self._save.files_of(self._claims.id)

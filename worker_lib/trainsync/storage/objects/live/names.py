@@ -21,6 +21,7 @@ _REGISTRATION: Final = "REGISTRATION.json"
 _OUTCOME: Final = "OUTCOME.json"
 _RECEIPTS: Final = "receipts"
 _FAILURES: Final = "failures"
+_PINS: Final = "pins"
 
 
 def owner(attempt: int, incarnation: str) -> str:
@@ -57,6 +58,26 @@ def receipt(folder: str, participant: Participant) -> str:
 def failure(folder: str, participant: Participant) -> str:
     """Key of a participant's failure; raises as `receipt`."""
     return f"{folder}/{_FAILURES}/{participant_name(participant.component, participant.rank)}.json"
+
+
+def pin(folder: str, step: int, participant: Participant) -> str:
+    """Key of what says that a participant of the save in ``folder`` may name objects of ``step``;
+    raises as `receipt`."""
+    name = participant_name(participant.component, participant.rank)
+    return f"{folder}/{_PINS}/{step_name(step)}.{name}"
+
+
+def parse_pin(key: str) -> int | None:
+    """The step that a record's key pins; None: it is no pin."""
+    parsed = parse_save(key)
+    if parsed is None or not is_pin(parsed[2]):
+        return None
+    return parse_step(parsed[2].partition("/")[2].partition(".")[0])
+
+
+def is_pin(rest: str) -> bool:
+    """Whether it is a pin, by what `parse_save` left of its key."""
+    return rest.partition("/")[0] == _PINS
 
 
 def parse_save(key: str) -> tuple[SaveKind, int, str] | None:
@@ -97,8 +118,14 @@ def parse_folder(key: str) -> tuple[int, str] | None:
 
 def shards(record: Receipt) -> dict[str, str]:
     """The key of each file that a receipt lists, by path."""
+    return own_shards(record) | record.kept
+
+
+def own_shards(record: Receipt) -> dict[str, str]:
+    """Those of `shards` that the participant has put itself."""
     where = folder(record.step, record.attempt, record.incarnation, record.writer or "")
     return {
         entry.path: keys.shard(where, number, entry.path)
         for number, entry in enumerate(record.files)
+        if entry.path not in record.kept
     }

@@ -11,7 +11,7 @@ from trainsync.storage.errors import DamagedFileError, SecondWriterError
 from trainsync.storage.layout import parse_step
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import ObjectExistsError
-from trainsync.storage.objects.live import names
+from trainsync.storage.objects.live import names, references
 from trainsync.storage.saves.receipts import (
     Participant,
     ParticipantFailure,
@@ -71,6 +71,8 @@ class StoredRecords:
                 (found.kind, found.step, found.attempt, found.incarnation, found.participant),
                 participant,
             )
+            owner = (found.attempt, found.incarnation)
+            references.check_kept(key, found.step, owner, found.kept.values())
         return found
 
     def failure(self, participant: Participant) -> ParticipantFailure | None:

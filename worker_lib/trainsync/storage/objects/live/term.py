@@ -17,7 +17,7 @@ from trainsync.storage.errors import (
     PromotionConflictError,
     StorageError,
 )
-from trainsync.storage.objects import commits, inspecting, manifests
+from trainsync.storage.objects import commits, inspecting, keys, manifests
 from trainsync.storage.objects.bucket import Blob, Bucket
 from trainsync.storage.objects.errors import (
     ObjectChangedError,
@@ -68,6 +68,8 @@ class Term:
 
     ``holder`` is the monitor that may commit, ``number`` grows with every change: no two contents
     are alike, so no two have one e-tag. ``origin`` is None while it is not decided.
+    ``version`` is 2 once a save has named objects of an older step: releases that would remove
+    those with their step refuse it.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
@@ -79,7 +81,7 @@ class Term:
     number: Count = 0
     origin: Origin | None = None
     intent: Intent | None = None
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 1
 
 
 _TERM: Final = TypeAdapter(Term)
@@ -156,7 +158,8 @@ class Tenure:
             there = None if blob is None else _decode(blob)
             check(there)
             if there is None or there.run_uid != self._run_uid:
-                mine = Term(run_uid=self._run_uid, holder=self._holder)
+                version = 1 if there is None else there.version
+                mine = Term(run_uid=self._run_uid, holder=self._holder, version=version)
             else:
                 mine = replace(there, holder=self._holder)
             intent = None if there is None else there.intent
@@ -236,7 +239,9 @@ class Tenure:
             PromotionConflictError: another save is committed at its step.
         """
         text = manifests.encode(manifest, objects).decode()
-        self.change(intent=Intent(kind=manifest.kind, step=manifest.step, manifest=text))
+        intent = Intent(kind=manifest.kind, step=manifest.step, manifest=text)
+        names_older = any(not keys.is_of_step(key, manifest.step) for key in objects.values())
+        self.change(intent=intent, version=2 if names_older else self.term.version)
         failpoint("live.intent")
         return commits.commit(self._bucket, manifest, objects, mend=True)
 

@@ -1,0 +1,56 @@
+"""A process of a run with a frozen half that is killed: ``python -m tests.store.incremental_job URL
+POINT``.
+
+It keeps one checkpoint, commits steps 1 and 2, and kills itself with SIGKILL when step 3, or what
+comes after it, comes to the point.
+"""
+
+import os
+import signal
+import sys
+
+import torch
+from trainsync import RunContext, all_ranks, failpoints
+from trainsync.checkpoint.coordinator import CheckpointCoordinator
+
+MODEL = "actor/model_world_size_1_rank_0.pt"
+REFERENCE = "actor/reference_world_size_1_rank_0.pt"
+
+
+def states(step: int) -> dict[str, dict[str, torch.Tensor]]:
+    """A model that changes, and one that does not; 2 MiB each."""
+    values = torch.arange(float(1 << 19))
+    return {"model": {"w": values + step}, "reference": {"w": values}}
+
+
+def save(saving: CheckpointCoordinator, step: int) -> None:
+    """A checkpoint of both."""
+    everyone = all_ranks("model", "reference", world_size=1)
+    saving.register(step, checkpoint_participants=everyone)
+    for name, state in states(step).items():
+        saving.save_async(name, state, step)
+    saving.finish(step, timeout=60)
+
+
+def main() -> None:
+    """See the module."""
+    url = sys.argv[1]
+    area, _, wanted = sys.argv[2].partition(".")
+
+    def die(point: str) -> None:
+        if point == wanted:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    os.environ["TRAINSYNC_CHECKPOINT_INCREMENTAL"] = "true"
+    os.environ["TRAINSYNC_CHECKPOINT_MAX_TO_KEEP"] = "1"
+    with RunContext.from_env(url) as ctx:
+        saving = ctx.coordinator(0, 1)
+        for step in (1, 2):
+            save(saving, step)
+        failpoints.enable(area, die)
+        for step in (3, 4):
+            save(saving, step)
+
+
+if __name__ == "__main__":
+    main()

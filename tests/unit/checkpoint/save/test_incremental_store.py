@@ -1,0 +1,203 @@
+"""Saves into a store that do not write again what has not changed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from trainsync import RunContext, all_ranks
+from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.load import resume, stored
+from trainsync.checkpoint.load.loading import load_shard
+from trainsync.checkpoint.save.places import opening
+from trainsync.runtime import clients
+from trainsync.storage.block_digests import beside
+from trainsync.storage.objects import commits, inspecting, keys
+from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.live import references
+from trainsync.storage.objects.live.term import read_term
+
+from tests.unit.storage.objects.memory import memory
+
+URL = "s3://bucket/runs/a"
+CHECKPOINT = SaveKind.CHECKPOINT
+MODEL = "actor/model_world_size_1_rank_0.pt"
+REFERENCE = "actor/reference_world_size_1_rank_0.pt"
+NAMES = ("model", "reference")
+INCREMENTAL = {"TRAINSYNC_CHECKPOINT_INCREMENTAL": "true"}
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bucket:
+    """The store that every URL names."""
+    made = memory()
+    for module in (opening, stored, resume, clients):
+        monkeypatch.setattr(module, "open_run_store", lambda url: made)
+    stored._opened.cache_clear()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return made
+
+
+@pytest.fixture
+def ctx(bucket: Bucket) -> Iterator[RunContext]:
+    with context() as made:
+        yield made
+
+
+def context(**environ: str) -> RunContext:
+    return RunContext.from_env(URL, environ=INCREMENTAL | environ)
+
+
+class Training:
+    """A model that changes with every step, beside one that is ``frozen``."""
+
+    def __init__(self, ctx: RunContext, frozen: float = 0.0) -> None:
+        self.saving = ctx.coordinator(0, 1)
+        self.frozen = frozen
+
+    def states(self, step: int) -> dict[str, dict[str, torch.Tensor]]:
+        values = torch.arange(float(1 << 19))  # 2 MiB
+        return {"model": {"w": values + step}, "reference": {"w": values + self.frozen}}
+
+    def save(self, step: int) -> None:
+        everyone = all_ranks(*NAMES, world_size=1)
+        self.saving.register(step, checkpoint_participants=everyone)
+        for name, state in self.states(step).items():
+            self.saving.save_async(name, state, step)
+        self.saving.finish(step, timeout=60)
+
+
+def kept(bucket: Bucket, step: int) -> dict[str, int]:
+    """The files that a step has of another one, and of which."""
+    found = commits.read_manifest(bucket, CHECKPOINT, step).kept
+    return {path: keys.step_of(key) for path, key in found.items()}
+
+
+def steps_of_objects(bucket: Bucket) -> set[int]:
+    return {keys.step_of(info.key) for info in bucket.below(keys.OBJECTS)}
+
+
+def test_a_component_that_has_not_changed_is_not_written_again(
+    ctx: RunContext, bucket: Bucket
+) -> None:
+    training = Training(ctx)
+    for step in (1, 2, 3):
+        training.save(step)
+    assert kept(bucket, 1) == {}
+    for step in (2, 3):
+        assert kept(bucket, step) == {REFERENCE: 1, beside(REFERENCE): 1}
+        state = training.states(step)
+        assert torch.equal(_load(ctx, bucket, step, MODEL), state["model"]["w"])
+        assert torch.equal(_load(ctx, bucket, step, REFERENCE), state["reference"]["w"])
+    stats = training.saving.stats
+    once = commits.read_manifest(bucket, CHECKPOINT, 3).kept_bytes
+    assert once > 2 << 20
+    assert stats.kept_bytes == 2 * once
+    assert stats.written_bytes == sum(info.bytes for info in bucket.below(keys.OBJECTS))
+    assert references.pinned(bucket) == set(), "all saves have ended"
+
+
+def _load(ctx: RunContext, bucket: Bucket, step: int, path: str) -> torch.Tensor:
+    """From the store as if ``step`` were the newest."""
+    found = commits.read_manifest(bucket, CHECKPOINT, step)
+    files = stored.StoredFiles(URL, found.keys)
+    made = resume.Resume(step, Path(URL), found.manifest, lambda text: True, store=files)
+    weight: torch.Tensor = load_shard(made, path)["w"]
+    return weight
+
+
+def test_a_component_that_changes_again_is_written_again(ctx: RunContext, bucket: Bucket) -> None:
+    training = Training(ctx)
+    training.save(1)
+    training.frozen = 5.0
+    training.save(2)
+    training.save(3)
+    assert kept(bucket, 2) == {}
+    assert kept(bucket, 3) == {REFERENCE: 2, beside(REFERENCE): 2}
+
+
+def test_without_the_option_everything_is_written(bucket: Bucket) -> None:
+    with RunContext.from_env(URL, environ={}) as ctx:
+        training = Training(ctx)
+        training.save(1)
+        training.save(2)
+    assert kept(bucket, 2) == {}
+
+
+def test_objects_outlive_the_step_that_wrote_them(bucket: Bucket) -> None:
+    with context(TRAINSYNC_CHECKPOINT_MAX_TO_KEEP="1") as ctx:
+        training = Training(ctx)
+        for step in (1, 2, 3):
+            training.save(step)
+        assert commits.committed_steps(bucket, CHECKPOINT) == [3]
+        assert steps_of_objects(bucket) == {1, 3}
+        training.frozen = 5.0
+        training.save(4)
+        assert steps_of_objects(bucket) == {4}, "no step names the older ones any more"
+
+
+def test_a_process_that_starts_again_writes_in_full_and_keeps_what_it_resumed_from(
+    bucket: Bucket,
+) -> None:
+    keep = {"TRAINSYNC_CHECKPOINT_MAX_TO_KEEP": "1"}
+    with context(**keep) as ctx:
+        training = Training(ctx)
+        for step in (1, 2):
+            training.save(step)
+    with context(**keep) as ctx:
+        found = ctx.resume()
+        assert found is not None
+        state = training.states(2)["reference"]["w"]
+        assert torch.equal(load_shard(found, REFERENCE)["w"], state)
+        again = Training(ctx)
+        again.save(3)
+        assert kept(bucket, 3) == {}
+        again.save(4)
+        assert kept(bucket, 4) == {REFERENCE: 3, beside(REFERENCE): 3}
+    assert steps_of_objects(bucket) == {3, 4}
+
+
+def test_small_states_are_written_again(ctx: RunContext, bucket: Bucket) -> None:
+    saving = ctx.coordinator(0, 1)
+    for step in (1, 2):
+        saving.register(step, checkpoint_participants=all_ranks("model", world_size=1))
+        saving.save_async("model", {"w": torch.arange(1000.0)}, step)
+        saving.finish(step, timeout=60)
+    assert kept(bucket, 2) == {}
+
+
+def test_releases_that_would_remove_shared_objects_refuse_the_run(bucket: Bucket) -> None:
+    with context() as ctx:
+        training = Training(ctx)
+        training.save(1)
+        assert _version(bucket) == 1, "as every release reads it"
+        training.save(2)
+        assert _version(bucket) == 2
+    with context() as other:
+        Training(other).save(3)
+    assert _version(bucket) == 2
+
+
+def _version(bucket: Bucket) -> int:
+    term = read_term(bucket)
+    assert term is not None
+    return term.version
+
+
+def test_verify_reads_an_object_once_and_blames_every_step_that_names_it(
+    ctx: RunContext, bucket: Bucket
+) -> None:
+    training = Training(ctx)
+    for step in (1, 2, 3):
+        training.save(step)
+    found = inspecting.check_all_sizes(bucket)
+    assert inspecting.bytes_to_read(found) == sum(info.bytes for info in bucket.below(keys.OBJECTS))
+    key = commits.read_manifest(bucket, CHECKPOINT, 1).keys[REFERENCE]
+    data = bytearray(bucket.get(key).data)
+    data[1000] ^= 1
+    bucket.delete([key])
+    bucket.create(key, bytes(data))
+    checked = inspecting.check_digests(bucket, found, threads=2)
+    assert [one.save.valid for one in checked] == [False, False, False]
+    paths = [finding.path for one in checked for finding in one.save.findings]
+    assert paths == [f"global_step_{step}/{REFERENCE}" for step in (1, 2, 3)]

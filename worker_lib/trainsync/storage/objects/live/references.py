@@ -1,0 +1,142 @@
+"""What keeps an object in a store: a manifest that names it, or a save that is about to.
+
+A save may name objects of an older step, whose files have not changed since. So no object goes only
+because its own step does; and no clock and no lock is needed, but this order:
+
+- A writer puts a *pin* on the committed step that it found the objects in, and looks after that
+  whether the step is still committed. If not, it writes its files in full.
+- To remove a step, its manifest is removed first; then pins are listed, and its objects stay if one
+  is on it; then all manifests are read, and the objects that none of them names are removed.
+- A pin is removed when its save has ended: if it was committed, its manifest was put before.
+
+So whichever comes second, a pin or a removal, sees the other one, also where two monitors are at
+work, or one of them is killed in between.
+"""
+
+import logging
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from trainsync.api.protocol import SaveKind
+from trainsync.failpoints import failpoint
+from trainsync.storage.errors import DamagedFileError, UnsafePathError
+from trainsync.storage.objects import commits, keys, manifests
+from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.live import names
+from trainsync.storage.saves.receipts import Participant
+
+_LOG = logging.getLogger(__name__)
+_AT_ONCE: Final = 16
+
+
+def pin(bucket: Bucket, folder: str, step: int, participant: Participant) -> bool:
+    """Keep the objects of ``step`` until the save whose records are in ``folder`` has ended.
+
+    False when the step is not committed any more: its objects may be gone. Raises `StoreError`.
+    """
+    bucket.create(names.pin(folder, step, participant), b"")
+    failpoint("live.pinned")
+    return bucket.has(keys.manifest(SaveKind.CHECKPOINT, step))
+
+
+def pinned(bucket: Bucket, since: Callable[[], datetime] | None = None) -> set[int]:
+    """Steps whose objects saves that have not ended may name. Raises `StoreError`.
+
+    Args:
+        since: asked if there is a pin: older ones do not count, by the clock of the store, as no
+            save takes so long, and a run that was killed leaves some; None: all count.
+    """
+    pins = [
+        (step, info.modified)
+        for info in bucket.below(names.SAVES)
+        if (step := names.parse_pin(info.key)) is not None
+    ]
+    limit = since() if pins and since is not None else None
+    return {step for step, put in pins if limit is None or put >= limit}
+
+
+def named(bucket: Bucket) -> set[str]:
+    """Keys of all objects that manifests name.
+
+    Raises:
+        DamagedFileError: a manifest cannot be understood: it may name any object.
+        StoreError: the store cannot be read.
+    """
+    wanted = commits.committed_pairs(bucket)
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="trainsync-manifests") as pool:
+        found = pool.map(lambda pair: _named_by(bucket, *pair), wanted)
+        return set().union(*found)
+
+
+def remove(
+    bucket: Bucket,
+    step: int,
+    since: Callable[[], datetime] | None = None,
+    doomed: dict[int, set[str]] | None = None,
+) -> bool:
+    """Remove the saves of ``step``, manifests first, and the objects that no other save names;
+    whether the step is gone.
+
+    It stays where a manifest of it cannot be understood, and while a save that has not ended may
+    name its objects. Where another manifest cannot be understood, or such a save began meanwhile,
+    the objects stay, for the sweep of the next attempt. Raises `StoreError`.
+
+    Args:
+        since: see `pinned`.
+        doomed: objects by step, where the store failed after the manifests were removed, which name
+            them no more; the same one when it is done again.
+    """
+    if step in pinned(bucket, since):
+        return False
+    doomed = {} if doomed is None else doomed
+    there: list[str] = []
+    objects = doomed.setdefault(step, set())
+    for kind in SaveKind:
+        key = keys.manifest(kind, step)
+        blob = bucket.find(key)
+        if blob is None:
+            continue
+        try:
+            objects |= set(manifests.decode(blob.data, kind, step).keys.values())
+        except DamagedFileError:
+            return False  # a person's, or a newer release's
+        there.append(key)
+    bucket.delete(there)
+    failpoint("live.uncommitted")
+    if step not in pinned(bucket, since):
+        try:
+            unnamed = objects - named(bucket)
+        except DamagedFileError as error:
+            _LOG.warning("objects of step %d stay, which this manifest may name: %s", step, error)
+        else:
+            failpoint("live.unnamed")
+            bucket.delete(sorted(unnamed))
+    del doomed[step]
+    return True
+
+
+def _named_by(bucket: Bucket, step: int, kind: SaveKind) -> set[str]:
+    blob = bucket.find(keys.manifest(kind, step))
+    if blob is None or blob.data == manifests.SET_ASIDE:
+        return set()
+    return set(manifests.decode(blob.data, kind, step).keys.values())
+
+
+def check_kept(record: str, step: int, owner: tuple[int, str], kept: Collection[str]) -> None:
+    """See that the objects ``kept`` of a receipt were put by ``owner``, for steps before ``step``.
+
+    Raises:
+        DamagedFileError: they were not.
+    """
+    for key in kept:
+        try:
+            theirs = names.parse_folder(keys.folder_of(key)) == owner
+        except UnsafePathError as error:
+            raise DamagedFileError(Path(record), str(error)) from error
+        if not theirs or keys.step_of(key) >= step:
+            raise DamagedFileError(
+                Path(record), f"names {key!r}, which its attempt did not put for an older step"
+            )
