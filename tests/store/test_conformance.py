@@ -64,6 +64,20 @@ def test_an_object_is_replaced_only_as_it_was_read(bucket: Bucket) -> None:
     assert bucket.find("none") is None
 
 
+def test_an_object_that_stays_is_known_again(bucket: Bucket) -> None:
+    assert bucket.look("p", None) is None
+    bucket.create("p", b"1")
+    known = bucket.look("p", None)
+    assert known is not None
+    assert bucket.look("p", known) is known
+    bucket.replace("p", b"2", known)
+    found = bucket.look("p", known)
+    assert found is not None
+    assert found.data == b"2"
+    bucket.delete(["p"])
+    assert bucket.look("p", found) is None
+
+
 def test_of_many_that_make_one_object_one_wins(bucket: Bucket) -> None:
     won: list[int] = []
 
