@@ -50,7 +50,9 @@ class StoreFeed:
             if found is not None and found.follows(after):
                 return found
             left = deadline - time.monotonic()
-            if left <= 0 or self._closed.wait(min(left, self._poll_seconds)):
+            if self._closed.wait(max(0.0, min(left, self._poll_seconds))):
+                return None
+            if left <= self._poll_seconds:  # the next call looks
                 return None
 
     def close(self) -> None:

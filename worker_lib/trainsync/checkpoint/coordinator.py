@@ -90,7 +90,8 @@ class CheckpointCoordinator:
         directory: the run's directory, or the URL of its store (``s3://bucket/prefix``), whose
             credentials are the environment's; None: the directory of a `CheckpointMonitor`.
         staging_slots: saves that may be staged at once.
-        staging_timeout: seconds that one more waits at most.
+        staging_timeout: seconds that one more waits at most; None: as ``save_timeout``, since
+            staged saves may wait for a bucket, and at least 1800.
         when_full: whether one more waits, or is skipped. A save that any rank skips is aborted for
             all: `save_async` returns False, `stats` counts it, and only a wait for its commit
             raises. `save_sync` always waits.
@@ -119,7 +120,7 @@ class CheckpointCoordinator:
         rank: int = 0,
         world_size: int = 1,
         staging_slots: int = 2,
-        staging_timeout: float = 1800.0,
+        staging_timeout: float | None = None,
         when_full: WhenFull = "wait",
         overlapped: bool = False,
         copy_timeout: float = 300.0,
@@ -168,8 +169,9 @@ class CheckpointCoordinator:
         self.watches: weakref.WeakSet[SaveWatch] = weakref.WeakSet({self.commits})
         options = SavingOptions(
             staging_slots=staging_slots,
-            # Buffers may be those of saves that wait for a bucket.
-            staging_timeout=max(staging_timeout, save_timeout),
+            staging_timeout=max(1800.0, save_timeout)
+            if staging_timeout is None
+            else staging_timeout,
             when_full=when_full,
             copy_timeout=copy_timeout,
             permits=permits,

@@ -32,7 +32,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bucket:
     """The store that every URL names."""
     made = memory()
     for module in (opening, stored, resume, clients):
-        monkeypatch.setattr(module, "open_run_store", lambda url: made)
+        monkeypatch.setattr(module, "open_run_store", lambda url, limits=None: made)
     stored._opened.cache_clear()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return made

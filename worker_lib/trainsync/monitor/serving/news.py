@@ -89,6 +89,8 @@ class VersionNews:
         before, self._seen = self._seen, (found.attempt, found.commit)
         if found.step is not None:
             self._roster.tell_newest(found.step)
+        else:
+            self._roster.tell_none_yet()
         if self._seen != before:
             self._changed.notify_threadsafe()
 

@@ -97,6 +97,10 @@ class ServerRoster:
         """The newest version is of ``step``; -1: there is none."""
         self._newest = step
 
+    def tell_none_yet(self) -> None:
+        """No version is known of, unless the roster knows one: servers that report are seen."""
+        self._newest = -1 if self._newest is None else self._newest
+
     @contextmanager
     def reporting(self, pod: str, report: ServerReport) -> Iterator[None]:
         """Take a report of a pod's server, whose request lasts as long as the block.

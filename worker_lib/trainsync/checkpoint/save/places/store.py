@@ -6,6 +6,7 @@ upload that fails is begun anew from the staged copy, under another key, for as 
 """
 
 import io
+import logging
 import secrets
 import shutil
 import tempfile
@@ -50,6 +51,8 @@ from trainsync.storage.saves.receipts import (
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+logger = logging.getLogger(__name__)
 
 _BLOCK: Final = 4 << 20
 _FEW: Final = Patience(tries=2)
