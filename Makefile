@@ -104,10 +104,10 @@ test-unit: setup ## Some five minutes on two cores: no Ray, no cluster
 	$(PYTEST) tests/unit -n $(UNIT_WORKERS) --dist worksteal
 
 test-store: setup $(AZURITE_READY) ## Three minutes: object storage, on real S3 servers (3 min of Go builds the first time); MINIO=1 for another
-	AZURITE=$(patsubst %/.made,%,$(AZURITE_READY)) MINIO=$(MINIO) $(PYTEST) tests/store -n 2 --dist loadfile
+	AZURITE=$(patsubst %/.made,%,$(AZURITE_READY)) MINIO=$(MINIO) $(PYTEST) tests/store -n 3 --dist loadfile
 
-test-distributed: setup ## A quarter of an hour: torch.distributed and Ray on this machine, two files at a time
-	$(PYTEST) tests/distributed -n 2 --dist loadfile --no-loadscope-reorder
+test-distributed: setup ## Ten minutes: torch.distributed and Ray on this machine, three files at a time
+	$(PYTEST) tests/distributed -n 3 --dist loadfile --no-loadscope-reorder
 
 test-cluster: setup $(CLUSTER_READY) images ## Minutes: the operator against a real API server and KubeRay (root)
 	$(PYTEST) tests/cluster
