@@ -151,6 +151,15 @@ def test_the_next_version_takes_the_memory_of_the_one_before(place: Place) -> No
     assert not list(agent.folder.iterdir())
 
 
+def test_an_object_that_is_read_again_for_another_way_to_a_version_is_held_once(
+    place: Place,
+) -> None:
+    agent = place.agent("a")
+    for _ in range(3):
+        assert agent.take(place.objects[0]) == place.data(place.objects[0])
+    assert len(list(agent.folder.iterdir())) == 1
+
+
 def test_without_room_in_memory_the_store_is_read_as_without_fellows(place: Place) -> None:
     agent = place.agent("a")
     agent.objects.close()  # the folder is gone: nothing can be written there

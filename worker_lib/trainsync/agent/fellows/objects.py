@@ -57,6 +57,7 @@ class FellowsObjects:
         self._numbers = count()
         self._changing = threading.Lock()
         self._failed: frozenset[str] = frozenset()
+        self._held: dict[str, Holding] = {}  # by key
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
 
@@ -65,6 +66,7 @@ class FellowsObjects:
         self._server.hold(None)
         with self._changing:
             self._failed = frozenset()
+            self._held = {}
 
     def __call__(self, stored: StoredObject, deadline: float) -> Iterable[bytes]:
         """See `ReadsObject`. Where the memory has no room, the store is read as without."""
@@ -73,6 +75,7 @@ class FellowsObjects:
             entry = FileEntry(stored.key, stored.bytes, stored.digest)
             holding = Holding(self._folder / str(next(self._numbers)), [entry])
             self._server.add(holding)
+            self._replace_held(stored.key, holding)
             self._fill(holding, stored, deadline)
             return _blocks(holding.path(0))
         except (OSError, UnsafePathError) as error:
@@ -89,6 +92,13 @@ class FellowsObjects:
     def close(self) -> None:
         """Remove the objects."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _replace_held(self, key: str, holding: Holding) -> None:
+        with self._changing:
+            before = self._held.get(key)
+            self._held[key] = holding
+        if before is not None:  # another way to the version leads over the object, too
+            self._server.drop(before)
 
     def _fill(self, holding: Holding, stored: StoredObject, deadline: float) -> None:
         now = time.monotonic()
