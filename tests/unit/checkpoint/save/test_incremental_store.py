@@ -1,6 +1,7 @@
 """Saves into a store that do not write again what has not changed."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,14 @@ from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.load import resume, stored
 from trainsync.checkpoint.load.loading import load_shard
 from trainsync.checkpoint.save.places import opening
+from trainsync.checkpoint.save.places.unchanged import KnownFile, KnownFiles
 from trainsync.runtime import clients
-from trainsync.storage.block_digests import beside
+from trainsync.storage.block_digests import BlockDigests, beside
 from trainsync.storage.objects import commits, inspecting, keys
 from trainsync.storage.objects.bucket import Bucket
-from trainsync.storage.objects.live import references
+from trainsync.storage.objects.live import names, references
 from trainsync.storage.objects.live.term import read_term
+from trainsync.storage.saves.receipts import FileEntry, Participant
 
 from tests.unit.storage.objects.memory import memory
 
@@ -23,6 +26,8 @@ URL = "s3://bucket/runs/a"
 CHECKPOINT = SaveKind.CHECKPOINT
 MODEL = "actor/model_world_size_1_rank_0.pt"
 REFERENCE = "actor/reference_world_size_1_rank_0.pt"
+ONE = Participant("reference", 0)
+NO_BLOCKS = BlockDigests(1 << 18, b"")
 NAMES = ("model", "reference")
 INCREMENTAL = {"TRAINSYNC_CHECKPOINT_INCREMENTAL": "true"}
 
@@ -95,6 +100,39 @@ def test_a_component_that_has_not_changed_is_not_written_again(
     assert stats.kept_bytes == 2 * once
     assert stats.written_bytes == sum(info.bytes for info in bucket.below(keys.OBJECTS))
     assert references.pinned(bucket) == set(), "all saves have ended"
+
+
+def test_an_object_that_is_gone_is_written_again(ctx: RunContext, bucket: Bucket) -> None:
+    training = Training(ctx)
+    training.save(1)
+    training.save(2)
+    bucket.delete([commits.read_manifest(bucket, CHECKPOINT, 1).keys[REFERENCE]])
+    training.save(3)
+    assert kept(bucket, 3) == {}
+    assert inspecting.size_findings(bucket, commits.read_manifest(bucket, CHECKPOINT, 3)) == []
+
+
+def test_after_an_aborted_save_the_next_one_is_written_in_full() -> None:
+    known, file = KnownFiles(), KnownFile(1, (FileEntry(MODEL, 1, "xxh3-128:00"),), (), NO_BLOCKS)
+    for step in (1, 2):
+        known.add(ONE, replace(file, step=step))
+    assert known.newest(ONE, MODEL, 3, {1: True, 2: False}.get) is None
+    found = known.newest(ONE, MODEL, 3, {1: True}.get)  # the second has not ended
+    assert found is not None
+    assert found.step == 1
+
+
+def test_objects_named_by_a_step_stay_while_a_save_may_have_them_of_one_that_is_gone(
+    ctx: RunContext, bucket: Bucket
+) -> None:
+    training = Training(ctx)
+    training.save(1)
+    training.save(2)
+    shared = commits.read_manifest(bucket, CHECKPOINT, 1).keys[REFERENCE]
+    assert references.pin(bucket, names.save(0, "aaaaaaaa0", CHECKPOINT, 3), 1, ONE)
+    bucket.delete([keys.manifest(CHECKPOINT, 1)])
+    assert references.remove(bucket, 2)
+    assert bucket.size(shared) is not None
 
 
 def _load(ctx: RunContext, bucket: Bucket, step: int, path: str) -> torch.Tensor:

@@ -88,7 +88,7 @@ def retain(
     gone = []
     for step in steps:
         failpoint("live.removing")
-        if references.remove(bucket, step, doomed=doomed):
+        if references.remove(bucket, step, doomed=doomed, may=tenure.check):
             gone.append(step)
     return gone
 

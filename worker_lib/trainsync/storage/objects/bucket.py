@@ -151,9 +151,9 @@ class Bucket:
         except ObjectMissingError:
             return None
 
-    def has(self, key: str) -> bool:
-        """Whether there is such an object."""
-        return self._size_of(key) is not None
+    def size(self, key: str) -> int | None:
+        """Bytes of an object; None: there is none."""
+        return self._size_of(key)
 
     def create(self, key: str, data: bytes) -> None:
         """Put an object that must not be there; one with the very same bytes is fine.

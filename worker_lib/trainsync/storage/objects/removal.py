@@ -109,11 +109,21 @@ def orphans(bucket: Bucket, clock: Callable[[], datetime] | None = None) -> list
     }
     if not old:
         return []
-    # After the listing: what was committed until now is known.
-    saves = inspecting.check_all_sizes(bucket)
-    if any(one.stored is None for one in saves) or references.pinned(bucket, lambda: limit):
+    # After the listing, and pins before manifests: what was committed until now is known.
+    if references.pinned(bucket, lambda: limit):
         return []
-    lonely = set(inspecting.unlisted(bucket, saves)) & old
+    saves = inspecting.check_all_sizes(bucket)
+    if any(one.stored is None for one in saves):
+        return []
+    try:
+        named = references.named(bucket)
+    except DamagedFileError:
+        return []
+    lonely = {
+        (step, folder)
+        for step, folder in set(inspecting.unlisted(bucket, saves)) & old
+        if not any(info.key in named for info in listed[folder])
+    }
     return [
         Orphans(
             step,

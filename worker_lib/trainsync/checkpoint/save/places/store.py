@@ -271,6 +271,11 @@ class StorePart:
                 return None
             if not references.pin(self._bucket, self._records.folder, file.step, self._participant):
                 return None  # retention has removed it meanwhile
+            if any(
+                self._bucket.size(k) != e.bytes
+                for k, e in zip(file.places, file.entries, strict=True)
+            ):
+                return None  # a rule of the bucket or a person has removed an object
         except StorageError as error:
             logger.warning("%s is written in full: %s", path, error)
             return None
@@ -279,10 +284,10 @@ class StorePart:
         self._state = replace(file, step=self._step)
         return list(file.entries)
 
-    def _is_committed(self, step: int) -> bool:
+    def _is_committed(self, step: int) -> bool | None:
         records = StoredRecords(self._bucket, *self._owner, SaveKind.CHECKPOINT, step)
         outcome = records.outcome()
-        return outcome is not None and outcome.manifest_digest is not None
+        return None if outcome is None else outcome.error is None
 
     def _write(
         self, path: str, produce: Callable[[BinaryIO], object], size: int

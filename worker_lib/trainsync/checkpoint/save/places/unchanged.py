@@ -58,9 +58,18 @@ class KnownFiles:
             del known[:-_REMEMBERED]
 
     def newest(
-        self, participant: Participant, path: str, step: int, is_committed: Callable[[int], bool]
+        self,
+        participant: Participant,
+        path: str,
+        step: int,
+        is_committed: Callable[[int], bool | None],
     ) -> KnownFile | None:
         """The participant's file at ``path`` in its newest committed save before ``step``.
+
+        None also where a newer save was aborted: the file that it named may be damaged.
+
+        Args:
+            is_committed: whether a save was committed or aborted; None: it has not ended.
 
         Raises:
             What ``is_committed`` raises.
@@ -68,7 +77,10 @@ class KnownFiles:
         with self._lock:
             known = list(self._files.get((participant, path), []))
         for file in reversed(known):
-            if file.step < step and is_committed(file.step):
+            committed = is_committed(file.step) if file.step < step else None
+            if committed is False:
+                return None
+            if committed:
                 with self._lock:  # older ones will not be asked for again
                     self._files[participant, path] = [
                         one for one in self._files[participant, path] if one.step >= file.step

@@ -6,7 +6,8 @@ because its own step does; and no clock and no lock is needed, but this order:
 - A writer puts a *pin* on the committed step that it found the objects in, and looks after that
   whether the step is still committed. If not, it writes its files in full.
 - To remove a step, its manifest is removed first; then pins are listed, and its objects stay if one
-  is on it; then all manifests are read, and the objects that none of them names are removed.
+  is on a step that is not committed, as this one; then all manifests are read, and the objects that
+  none of them names are removed.
 - A pin is removed when its save has ended: if it was committed, its manifest was put before.
 
 So whichever comes second, a pin or a removal, sees the other one, also where two monitors are at
@@ -30,6 +31,7 @@ from trainsync.storage.saves.receipts import Participant
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE: Final = 16
+_TRIES: Final = 5
 
 
 def pin(bucket: Bucket, folder: str, step: int, participant: Participant) -> bool:
@@ -39,7 +41,7 @@ def pin(bucket: Bucket, folder: str, step: int, participant: Participant) -> boo
     """
     bucket.create(names.pin(folder, step, participant), b"")
     failpoint("live.pinned")
-    return bucket.has(keys.manifest(SaveKind.CHECKPOINT, step))
+    return bucket.size(keys.manifest(SaveKind.CHECKPOINT, step)) is not None
 
 
 def pinned(bucket: Bucket, since: Callable[[], datetime] | None = None) -> set[int]:
@@ -65,10 +67,17 @@ def named(bucket: Bucket) -> set[str]:
         DamagedFileError: a manifest cannot be understood: it may name any object.
         StoreError: the store cannot be read.
     """
-    wanted = commits.committed_pairs(bucket)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="trainsync-manifests") as pool:
-        found = pool.map(lambda pair: _named_by(bucket, *pair), wanted)
-        return set().union(*found)
+        for _ in range(_TRIES):
+            wanted = commits.committed_pairs(bucket)
+            found = list(pool.map(lambda pair: _named_by(bucket, *pair), wanted))
+            there = [objects for objects in found if objects is not None]
+            if len(there) == len(found):
+                return set().union(*there)
+            # What is gone may have been superseded by a save that was not listed yet.
+    raise DamagedFileError(
+        Path(keys.manifests(SaveKind.CHECKPOINT)), "manifests go as they are read"
+    )
 
 
 def remove(
@@ -76,6 +85,7 @@ def remove(
     step: int,
     since: Callable[[], datetime] | None = None,
     doomed: dict[int, set[str]] | None = None,
+    may: Callable[[], None] = lambda: None,
 ) -> bool:
     """Remove the saves of ``step``, manifests first, and the objects that no other save names;
     whether the step is gone.
@@ -88,6 +98,7 @@ def remove(
         since: see `pinned`.
         doomed: objects by step, where the store failed after the manifests were removed, which name
             them no more; the same one when it is done again.
+        may: called right before objects are removed; what it raises stops that.
     """
     if step in pinned(bucket, since):
         return False
@@ -106,21 +117,26 @@ def remove(
         there.append(key)
     bucket.delete(there)
     failpoint("live.uncommitted")
-    if step not in pinned(bucket, since):
+    # A pin on a step that is gone, this one or another, may be of objects that this one names, too.
+    if pinned(bucket, since) <= set(commits.committed_steps(bucket, SaveKind.CHECKPOINT)):
         try:
             unnamed = objects - named(bucket)
         except DamagedFileError as error:
             _LOG.warning("objects of step %d stay, which this manifest may name: %s", step, error)
         else:
             failpoint("live.unnamed")
+            may()
             bucket.delete(sorted(unnamed))
     del doomed[step]
     return True
 
 
-def _named_by(bucket: Bucket, step: int, kind: SaveKind) -> set[str]:
+def _named_by(bucket: Bucket, step: int, kind: SaveKind) -> set[str] | None:
+    """None: it is gone since it was listed."""
     blob = bucket.find(keys.manifest(kind, step))
-    if blob is None or blob.data == manifests.SET_ASIDE:
+    if blob is None:
+        return None
+    if blob.data == manifests.SET_ASIDE:
         return set()
     return set(manifests.decode(blob.data, kind, step).keys.values())
 
