@@ -2,14 +2,20 @@
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 from trainsync.api import names
 
-from demo.platform import Images, Platform, own_cluster, prepare
+from demo.bucket import BUCKET
+from demo.platform import Images, Platform, devcluster_name, own_cluster, prepare
+from devcluster import lifecycle
 from devcluster.shell import Progress
+from devcluster.tools import ensure_store_servers
 from tests.e2e import harness
+from tests.store.server import Server, serving
 
 IMAGE_VARIABLES = ("OPERATOR_IMAGE", "MONITOR_IMAGE", "RAY_IMAGE")
 
@@ -47,3 +53,22 @@ def start(platform: Platform) -> Iterator[Callable[..., harness.Run]]:
     yield start_run
     for run in runs:
         run.delete()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """An S3 server on this machine, which the development cluster's pods reach."""
+    if own_cluster(os.environ.get("KUBECONFIG")):
+        pytest.skip("KUBECONFIG is a cluster of yours, whose pods do not reach this machine")
+    host = lifecycle.require_record(devcluster_name(os.environ.get("KUBECONFIG"))).cluster
+    program = ensure_store_servers(Progress()).path("versitygw")
+    with serving(program, tmp_path / "data", host.host_address) as found:
+        found.bucket(BUCKET)
+        yield found
+
+
+@pytest.fixture
+def again() -> Iterator[ExitStack]:
+    """Ends servers that the test starts."""
+    with ExitStack() as stack:
+        yield stack

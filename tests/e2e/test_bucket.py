@@ -4,9 +4,7 @@ monitor are killed in turn. Explorers get weights by the method `nccl` before an
 import json
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 from trainsync.api.names import LABEL_COMPONENT, LABEL_ROLE, LABEL_RUN, STORE_FAILING
@@ -18,11 +16,8 @@ from trainsync.storage.objects.opening import StoreOptions, open_store
 import demo.bucket
 from demo.bucket import BUCKET, KEYS
 from demo.kubectl import Object
-from demo.platform import Platform, devcluster_name, own_cluster
+from demo.platform import Platform
 from demo.play import verified
-from devcluster import lifecycle
-from devcluster.shell import Progress
-from devcluster.tools import ensure_store_servers
 from tests.e2e import example, harness
 from tests.store.server import ACCESS, REGION, SECRET, Server, serving
 
@@ -35,25 +30,6 @@ STEPS, INTERVAL, KEPT = 40, 4, 2
 POLICY = {"maxRestarts": 1, "backoffSeconds": 0}
 SYNC = {"method": "nccl", "style": "explorer_driven", "interval": 2, "timeoutSeconds": 60}
 CHECKPOINT = SaveKind.CHECKPOINT
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    """An S3 server on this machine, which the development cluster's pods reach."""
-    if own_cluster(os.environ.get("KUBECONFIG")):
-        pytest.skip("KUBECONFIG is a cluster of yours, whose pods do not reach this machine")
-    host = lifecycle.require_record(devcluster_name(os.environ.get("KUBECONFIG"))).cluster
-    program = ensure_store_servers(Progress()).path("versitygw")
-    with serving(program, tmp_path / "data", host.host_address) as found:
-        found.bucket(BUCKET)
-        yield found
-
-
-@pytest.fixture
-def again() -> Iterator[ExitStack]:
-    """Ends servers that the test starts."""
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture

@@ -4,9 +4,7 @@ pass it on, also when the S3 server is away for a while, and when a pod of serve
 import json
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +14,7 @@ from trainsync_operator.builders.servers.pod import AGENT
 import demo.bucket
 from demo.bucket import BUCKET, KEYS
 from demo.kubectl import Kubectl, Object
-from demo.platform import Platform, devcluster_name, own_cluster
-from devcluster import lifecycle
-from devcluster.shell import Progress
-from devcluster.tools import ensure_store_servers
+from demo.platform import Platform
 from tests.cluster.fake_server import loading_server
 from tests.e2e import example, harness
 from tests.store.server import ACCESS, SECRET, Server, serving
@@ -32,25 +27,6 @@ STEPS = 100_000
 """More than are trained before the test ends the run."""
 # A save that fails for the server's death ends the example's attempt.
 POLICY = {"maxRestarts": 3, "backoffSeconds": 0}
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    """An S3 server on this machine, which the development cluster's pods reach."""
-    if own_cluster(os.environ.get("KUBECONFIG")):
-        pytest.skip("KUBECONFIG is a cluster of yours, whose pods do not reach this machine")
-    host = lifecycle.require_record(devcluster_name(os.environ.get("KUBECONFIG"))).cluster
-    program = ensure_store_servers(Progress()).path("versitygw")
-    with serving(program, tmp_path / "data", host.host_address) as found:
-        found.bucket(BUCKET)
-        yield found
-
-
-@pytest.fixture
-def again() -> Iterator[ExitStack]:
-    """Ends servers that the test starts."""
-    with ExitStack() as stack:
-        yield stack
 
 
 def reported(raw: Object) -> list[dict[str, Any]]:
