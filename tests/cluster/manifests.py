@@ -92,6 +92,7 @@ def full(name: str = "run") -> Object:
             },
             "checkpoint": {
                 "storage": {
+                    "incremental": False,
                     "volumeClaimTemplate": {
                         "storageClassName": "fast",
                         "accessModes": ["ReadWriteMany"],
