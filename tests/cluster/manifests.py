@@ -98,7 +98,7 @@ def full(name: str = "run") -> Object:
                         "accessModes": ["ReadWriteMany"],
                         "size": "500Gi",
                         "retentionPolicy": "Delete",
-                    }
+                    },
                 },
                 "path": "team/run-1",
                 "interval": 10,
