@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -381,6 +380,13 @@ def test_a_deposed_trainers_version_is_never_served(
     restarted.close()
 
 
+def has_heard_of_the_other(agent: Agent) -> bool:
+    """Whether an agent knows another one as its fellow."""
+    assert agent._fellows is not None
+    known = agent._fellows.link.known()
+    return known is not None and bool(known.fellows)
+
+
 def test_in_a_run_without_a_volume_agents_report_and_pass_objects_on(
     place: Place, trainer: AnchorPublisher, tmp_path: Path
 ) -> None:
@@ -413,7 +419,7 @@ def test_in_a_run_without_a_volume_agents_report_and_pass_objects_on(
         for agent in (first, second):
             agent.until_ready_with(1)
         eventually(lambda: len(reported(monitor.url)) == 2, SECONDS)
-        time.sleep(0.5)  # until each has heard of the other
+        eventually(lambda: all(map(has_heard_of_the_other, agents)), SECONDS)
         read = second.metric(FETCHED)
         publish(trainer, 2)
         for agent, vllm in zip((first, second), servers, strict=True):

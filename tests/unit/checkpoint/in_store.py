@@ -8,15 +8,26 @@ from typing import Any
 
 import pytest
 from obstore.store import MemoryStore
-from trainsync.checkpoint.load import stored
+from trainsync.checkpoint.load import resume, stored
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.load.stored import StoredFiles
+from trainsync.checkpoint.save.places import opening
+from trainsync.runtime import clients
 from trainsync.storage import digest
 from trainsync.storage.block_digests import SUFFIX, BlockHasher, beside
 from trainsync.storage.objects.bucket import Bucket, Limits
 from trainsync.storage.saves.receipts import FileEntry
 
-from tests.unit.storage.objects.memory import manifest_of
+from tests.unit.storage.objects.memory import manifest_of, memory
+
+
+def memory_of_every_url(monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A store in memory that a run's every URL opens from now on."""
+    made = memory()
+    for module in (opening, stored, resume, clients):
+        monkeypatch.setattr(module, "open_run_store", lambda url, limits=None: made)
+    stored._opened.cache_clear()
+    return made
 
 
 class Counted:

@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainsync.checkpoint.load import resume, stored
 from trainsync.checkpoint.load.resume import Resume
-from trainsync.checkpoint.save.places import opening
 from trainsync.monitor.errors import FencedError
-from trainsync.runtime import clients
 from trainsync.runtime.context import RunContext
 from trainsync.runtime.errors import JoinError
 from trainsync.runtime.restarts import run_with_restarts
@@ -22,7 +19,7 @@ from trainsync.storage.saves import claims
 from trainsync.storage.saves.claims import LOCAL_UID, read_claims
 from trainsync.storage.saves.incarnations import generation
 
-from tests.unit.storage.objects.memory import memory
+from tests.unit.checkpoint.in_store import memory_of_every_url
 
 
 class RankDiedError(Exception):
@@ -36,10 +33,7 @@ def where(
     """Where the run saves: a directory, or a store in memory that every URL names."""
     if request.param == "volume":
         return tmp_path / "run"
-    bucket = memory()
-    for module in (opening, stored, resume, clients):
-        monkeypatch.setattr(module, "open_run_store", lambda url, limits=None: bucket)
-    stored._opened.cache_clear()
+    memory_of_every_url(monkeypatch)
     return "s3://bucket/runs/a"
 
 

@@ -169,7 +169,7 @@ class CheckpointCoordinator:
         self.watches: weakref.WeakSet[SaveWatch] = weakref.WeakSet({self.commits})
         options = SavingOptions(
             staging_slots=staging_slots,
-            staging_timeout=max(1800.0, save_timeout)
+            staging_timeout=max(SAVE_DEADLINE_SECONDS, save_timeout)
             if staging_timeout is None
             else staging_timeout,
             when_full=when_full,

@@ -10,9 +10,7 @@ from trainsync import RunContext, all_ranks
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.load import resume, stored
 from trainsync.checkpoint.load.loading import load_shard
-from trainsync.checkpoint.save.places import opening
 from trainsync.checkpoint.save.places.unchanged import KnownFile, KnownFiles
-from trainsync.runtime import clients
 from trainsync.storage.block_digests import BlockDigests, beside
 from trainsync.storage.objects import commits, inspecting, keys
 from trainsync.storage.objects.bucket import Bucket
@@ -20,7 +18,7 @@ from trainsync.storage.objects.live import names, references
 from trainsync.storage.objects.live.term import read_term
 from trainsync.storage.saves.receipts import FileEntry, Participant
 
-from tests.unit.storage.objects.memory import memory
+from tests.unit.checkpoint.in_store import memory_of_every_url
 
 URL = "s3://bucket/runs/a"
 CHECKPOINT = SaveKind.CHECKPOINT
@@ -35,12 +33,8 @@ INCREMENTAL = {"TRAINSYNC_CHECKPOINT_INCREMENTAL": "true"}
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bucket:
     """The store that every URL names."""
-    made = memory()
-    for module in (opening, stored, resume, clients):
-        monkeypatch.setattr(module, "open_run_store", lambda url, limits=None: made)
-    stored._opened.cache_clear()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return made
+    return memory_of_every_url(monkeypatch)
 
 
 @pytest.fixture

@@ -14,17 +14,14 @@ from trainsync.checkpoint.errors import (
     SaveFailedError,
     UnsupportedPlaceError,
 )
-from trainsync.checkpoint.load import resume, stored
 from trainsync.checkpoint.load.loading import load_shard
 from trainsync.checkpoint.load.verify import verify
-from trainsync.checkpoint.save.places import opening
 from trainsync.monitor.errors import InvalidRequestError
-from trainsync.runtime import clients
 from trainsync.storage.objects import commits
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import StoreUnavailableError
 
-from tests.unit.storage.objects.memory import memory
+from tests.unit.checkpoint.in_store import memory_of_every_url
 
 URL = "s3://bucket/runs/a"
 SHARD = "actor/model_world_size_1_rank_0.pt"
@@ -34,12 +31,8 @@ STATE = {"weight": torch.arange(1000.0)}
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bucket:
     """The store that every URL names; ``TMPDIR`` is a directory of the test's own."""
-    made = memory()
-    for module in (opening, stored, resume, clients):
-        monkeypatch.setattr(module, "open_run_store", lambda url, limits=None: made)
-    stored._opened.cache_clear()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return made
+    return memory_of_every_url(monkeypatch)
 
 
 @pytest.fixture

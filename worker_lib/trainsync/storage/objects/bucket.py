@@ -153,7 +153,10 @@ class Bucket:
 
     def size(self, key: str) -> int | None:
         """Bytes of an object; None: there is none."""
-        return self._size_of(key)
+        try:
+            return int(self._again(lambda: self._store.head(key)["size"], f"looking at {key}"))
+        except ObjectMissingError:
+            return None
 
     def create(self, key: str, data: bytes) -> None:
         """Put an object that must not be there; one with the very same bytes is fine.
@@ -252,7 +255,7 @@ class Bucket:
             # The last reply may be lost, and a second one say that there is no such upload any
             # more: then the object is there, as a whole.
             unclear = isinstance(problem, StoreUnavailableError) or _NO_UPLOAD in str(error)
-            if not one_part and unclear and sent.ended and self._size_of(key) == sent.bytes:
+            if not one_part and unclear and sent.ended and self.size(key) == sent.bytes:
                 return
             raise problem from None
 
@@ -268,7 +271,7 @@ class Bucket:
             return bytes(self.range(key, size, start, end))
 
         if size == 0:
-            there = self._size_of(key)
+            there = self.size(key)
             if there is None:
                 raise ObjectMissingError(f"{self.name}, reading {key}: there is no such object")
             self._check_size(key, 0, there)
@@ -288,7 +291,7 @@ class Bucket:
                 found = self._transfers.get(key, options={"range": (start, end)})
             except Exception as error:
                 if "range" in str(error).lower():  # it is shorter than that
-                    self._check_size(key, size, self._size_of(key))
+                    self._check_size(key, size, self.size(key))
                 raise
             self._check_size(key, size, found.meta["size"])
             data = memoryview(found.bytes())
@@ -343,12 +346,6 @@ class Bucket:
     def _check_size(self, key: str, size: int, there: int | None) -> None:
         if there is not None and there != size:
             raise ObjectChangedError(f"{self.name}: {key} has {there} bytes, expected {size}")
-
-    def _size_of(self, key: str) -> int | None:
-        try:
-            return int(self._again(lambda: self._store.head(key)["size"], f"looking at {key}"))
-        except ObjectMissingError:
-            return None
 
     def _again(self, call: Callable[[], T], doing: str) -> T:
         """``call``, a few times more where it may be done again; obstore has tried, too."""

@@ -112,18 +112,10 @@ def orphans(bucket: Bucket, clock: Callable[[], datetime] | None = None) -> list
     # After the listing, and pins before manifests: what was committed until now is known.
     if references.pinned(bucket, lambda: limit):
         return []
-    saves = inspecting.check_all_sizes(bucket)
-    if any(one.stored is None for one in saves):
-        return []
     try:
-        named = references.named(bucket)
+        named = {keys.folder_of(key) for key in references.named(bucket)}
     except DamagedFileError:
         return []
-    lonely = {
-        (step, folder)
-        for step, folder in set(inspecting.unlisted(bucket, saves)) & old
-        if not any(info.key in named for info in listed[folder])
-    }
     return [
         Orphans(
             step,
@@ -131,7 +123,8 @@ def orphans(bucket: Bucket, clock: Callable[[], datetime] | None = None) -> list
             tuple(info.key for info in listed[folder]),
             sum(info.bytes for info in listed[folder]),
         )
-        for step, folder in sorted(lonely)
+        for step, folder in sorted(old)
+        if folder not in named
     ]
 
 
