@@ -5,12 +5,9 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
-from unittest import mock
 
 _SOCKET: Final = "FORKED_WORKERS_SOCKET"
 _CLIENT: Final = Path(__file__).with_name("worker_client.py")
@@ -22,16 +19,14 @@ _MODULES: Final = (
 )
 
 
-@contextmanager
-def forked_workers() -> Iterator[None]:
-    """Let each `ray.init` of this process and of its children have such workers.
+def forked_workers() -> dict[str, str]:
+    """Environment of a driver of which Ray's workers are forked.
 
-    Not for a Ray whose workers differ from this process in more than environment and directory,
-    such as in a network namespace.
+    For the driver's process alone: Ray's workers of another user may not connect to the server, and
+    a process that is forked with this environment keeps it. Not for a Ray whose workers differ from
+    this process in more than environment and directory, such as in a network namespace.
     """
-    hook = f"{__name__}.with_forked_workers"
-    with mock.patch.dict(os.environ, {_SOCKET: _server(), "RAY_RUNTIME_ENV_HOOK": hook}):
-        yield
+    return {_SOCKET: _server(), "RAY_RUNTIME_ENV_HOOK": f"{__name__}.with_forked_workers"}
 
 
 def with_forked_workers(runtime_env: dict[str, Any] | None) -> dict[str, Any]:

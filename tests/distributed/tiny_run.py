@@ -30,21 +30,20 @@ PYTHONPATH = os.pathsep.join(path for path in sys.path if path)
 @contextmanager
 def shared_ray() -> Iterator[str]:
     """The address of a local Ray for all runs of a module, as pods outlive attempts."""
-    with forked_workers():
-        with pytest.MonkeyPatch.context() as patch:
-            # Ray's workers inherit it; they import the example as pytest does.
-            patch.setenv("PYTHONPATH", PYTHONPATH)
-            context = ray.init(
-                address="local",
-                num_cpus=2,
-                include_dashboard=False,
-                log_to_driver=False,
-                object_store_memory=128 * 2**20,
-            )
-        try:
-            yield context.address_info["gcs_address"]
-        finally:
-            ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        # Ray's workers inherit it; they import the example as pytest does.
+        patch.setenv("PYTHONPATH", PYTHONPATH)
+        context = ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=128 * 2**20,
+        )
+    try:
+        yield context.address_info["gcs_address"]
+    finally:
+        ray.shutdown()
 
 
 class Run:
@@ -54,7 +53,9 @@ class Run:
         self.directory = RunDirectory(directory / "run")
         self.history = directory / "history.jsonl"
         self.log = directory / "log"
-        self.environment = sync | {
+        self.environment = {
+            **sync,
+            **forked_workers(),
             "RAY_ADDRESS": ray_address,
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": PYTHONPATH,
