@@ -98,7 +98,14 @@ release-check: setup ## Wheel, sdist, chart package and SBOM into build/release,
 
 ##@ Test
 .PHONY: test test-unit test-store test-distributed test-cluster test-e2e test-on-clusters test-monitoring test-kueue test-policies test-devcluster test-vllm test-vllm-cluster test-sglang test-gpu test-compat faults
-test: test-unit test-store test-distributed test-on-clusters ## All of the below, the fast ones first
+test: setup $(AZURITE_READY) ## All of the below, the fast ones first
+	$(MAKE) --jobs=2 test-unit-beside test-store-beside
+	$(MAKE) test-distributed
+	$(MAKE) test-on-clusters
+
+# Two at once, each line with the target that printed it.
+test-%-beside:
+	$(MAKE) test-$* 2>&1 | sed --unbuffered 's/^/$*: /'
 
 test-unit: setup ## Some five minutes on two cores: no Ray, no cluster
 	$(PYTEST) tests/unit -n $(UNIT_WORKERS) --dist worksteal
@@ -122,15 +129,11 @@ ifdef KUBECONFIG
 	$(MAKE) test-e2e
 else
 	$(DEVCLUSTER) --name e2e up
-	$(MAKE) --jobs=2 test-cluster-apart test-e2e-apart
+	KUBECONFIG_E2E=$$($(DEVCLUSTER) --name e2e kubeconfig | tail -1) $(MAKE) --jobs=2 test-cluster-beside test-e2e-beside
 	$(DEVCLUSTER) --name e2e down
 endif
 
-.PHONY: test-cluster-apart test-e2e-apart
-test-cluster-apart:
-	$(MAKE) test-cluster 2>&1 | sed --unbuffered 's/^/cluster: /'
-test-e2e-apart:
-	KUBECONFIG=$$($(DEVCLUSTER) --name e2e kubeconfig | tail -1) $(MAKE) test-e2e 2>&1 | sed --unbuffered 's/^/e2e: /'
+test-e2e-beside: export KUBECONFIG = $(KUBECONFIG_E2E)
 
 test-monitoring: setup monitoring-up images ## The chart's monitors, rules and alerts with that Prometheus (root; not in `test`)
 	$(PYTEST) tests/monitoring
