@@ -1,1 +1,4 @@
-"""What a release consists of, built and checked: ``make release-check``."""
+"""What a release consists of, built and checked: ``make release-check``.
+
+Begin at `build`; `contents` says what must be inside.
+"""

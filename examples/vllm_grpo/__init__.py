@@ -1,1 +1,4 @@
-"""GRPO whose answers come from vLLM servers that follow the run; see README.md."""
+"""GRPO whose answers come from vLLM servers that follow the run.
+
+Begin at ``README.md``; `train` has the loop, `demo` runs it without a cluster.
+"""

@@ -94,54 +94,45 @@ def test_a_container_that_exits_before_the_job_is_told_of_and_ends_its_attempt(
     delete(ns, "exits")
 
 
-def test_an_edit_of_what_runs_begins_a_new_attempt_on_new_pods(
+def test_a_refused_edit_costs_no_pod_and_one_of_what_runs_begins_a_new_attempt_on_new_pods(
     ns: Kubectl, platform: Platform
 ) -> None:
     start(ns, platform, "edited", f"python -c '{REPORTING}'")
     wait_phase(ns, "edited", "Running")
-    patch = '{"spec": {"sync": {"interval": 7}}}'
-    ns("patch", "trainingrun", "edited", "--type=merge", "-p", patch)
-    wait_until("there is a new attempt", lambda: status(ns, "edited")["attempt"] == 1, 20)
-    wait_phase(ns, "edited", "Running")
-    assert status(ns, "edited")["restarts"] == 0
-    selector = f"{names.LABEL_RUN}=edited,{names.LABEL_ROLE}=Trainer,{names.LABEL_ATTEMPT}=1"
-    (pod,) = ns.list("pod", selector)
-    env = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
-    assert env[SYNC_INTERVAL] == "7"
-    delete(ns, "edited")
-
-
-def test_an_edit_that_the_api_server_refuses_costs_no_pod(ns: Kubectl, platform: Platform) -> None:
-    start(ns, platform, "typo", f"python -c '{REPORTING}'")
-    wait_phase(ns, "typo", "Running")
-    selector = f"{names.LABEL_RUN}=typo,{names.LABEL_ROLE}=Trainer"
+    selector = f"{names.LABEL_RUN}=edited,{names.LABEL_ROLE}=Trainer"
     (before,) = ns.list("pod", selector)
-    (cluster,) = (ns.get("trainingrun", "typo") or {})["spec"]["clusters"]
+    (cluster,) = (ns.get("trainingrun", "edited") or {})["spec"]["clusters"]
     template = cluster["groups"][0]["template"]
 
-    def edit(**container: str) -> None:
+    def edit(sync: dict[str, int], **container: str) -> None:
         (ray,) = template["spec"]["containers"]
         edited = {**template["spec"], "containers": [{**ray, **container}]}
         cluster["groups"][0]["template"] = {**template, "spec": edited}
-        patch = json.dumps({"spec": {"clusters": [cluster]}})
-        ns("patch", "trainingrun", "typo", "--type=merge", "-p", patch)
+        patch = json.dumps({"spec": {"clusters": [cluster], "sync": sync}})
+        ns("patch", "trainingrun", "edited", "--type=merge", "-p", patch)
 
-    edit(imge="a")  # no pod has this field: the TrainingRun's CRD takes it, the RayCluster's not
+    edit(
+        {}, imge="a"
+    )  # no pod has this field: the TrainingRun's CRD takes it, the RayCluster's not
 
     def refused() -> bool:
-        ready = condition(ns, "typo", "Ready")
+        ready = condition(ns, "edited", "Ready")
         return ready["reason"] == "Refused" and "imge" in ready["message"]
 
     wait_until("the condition says so", refused, 20)
     (after,) = ns.list("pod", selector)
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
-    assert status(ns, "typo")["attempt"] == 0
-    assert ns.get("raycluster", "typo-main-1") is None, "a dry run makes nothing"
-    edit(imagePullPolicy="IfNotPresent")
-    wait_until("there is a new attempt", lambda: status(ns, "typo")["attempt"] == 1, 20)
-    wait_phase(ns, "typo", "Running")
-    assert status(ns, "typo")["restarts"] == 0
-    delete(ns, "typo")
+    assert status(ns, "edited")["attempt"] == 0
+    assert ns.get("raycluster", "edited-main-1") is None, "a dry run makes nothing"
+    edit({"interval": 7}, imagePullPolicy="IfNotPresent")
+    wait_until("there is a new attempt", lambda: status(ns, "edited")["attempt"] == 1, 20)
+    wait_phase(ns, "edited", "Running")
+    assert status(ns, "edited")["restarts"] == 0
+    (pod,) = ns.list("pod", f"{selector},{names.LABEL_ATTEMPT}=1")
+    (ray,) = pod["spec"]["containers"]
+    assert ray["imagePullPolicy"] == "IfNotPresent"
+    assert {e["name"]: e.get("value") for e in ray["env"]}[SYNC_INTERVAL] == "7"
+    delete(ns, "edited")
 
 
 def test_a_lost_trainer_pod_starts_the_next_attempt_and_a_restarting_run_can_be_deleted(

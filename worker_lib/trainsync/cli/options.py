@@ -22,9 +22,9 @@ DirectoryOrUrl = Annotated[
 ]
 Endpoint = Annotated[
     str | None,
-    typer.Option(help="Of a store that is not the cloud's own.", metavar="URL"),
+    typer.Option(help="Endpoint of a store that is not the cloud's own.", metavar="URL"),
 ]
-Region = Annotated[str | None, typer.Option(help="Of the bucket; else AWS_REGION.")]
+Region = Annotated[str | None, typer.Option(help="Region of the bucket (default: AWS_REGION).")]
 AllowHttp = Annotated[bool, typer.Option("--allow-http", help="The endpoint may be plain http://.")]
 StepOrLatest = Annotated[str, typer.Argument(help="Number of the step, or latest.", metavar="STEP")]
 MaybeStep = Annotated[

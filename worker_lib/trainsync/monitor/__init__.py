@@ -1,5 +1,8 @@
 """The run's monitor, which alone says what is committed.
 
-Begin at `ledger/` (pure state) and `commit/core`; `server/` is the process in a pod, from its start
-to SIGTERM, `client/` the library's side, which needs neither FastAPI nor Kubernetes.
+Begin at `ledger/` (pure state) and `commit/core` (on a volume; `store/` in a bucket); `server/` is
+the process in a pod, from its start to SIGTERM, `client/` the library's side, which needs neither
+FastAPI nor Kubernetes. `resume/` says where an attempt begins, `mirror/` copies steps to a bucket,
+`account/` counts GPU-seconds, `exchange/` passes calls between Ray clusters, `serving/` knows the
+servers' agents, `kube/` writes status and Events, `page/` is for a browser.
 """

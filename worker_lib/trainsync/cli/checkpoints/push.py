@@ -56,7 +56,10 @@ def push(
         Visibility | None, typer.Option(help="Make the repository where there is none.")
     ] = None,
     message: Annotated[
-        str | None, typer.Option("--commit-message", help="Else what was pushed.")
+        str | None,
+        typer.Option(
+            "--commit-message", help="Message of the commit; the default names the step or model."
+        ),
     ] = None,
     endpoint: Endpoint = None,
     region: Region = None,

@@ -51,13 +51,16 @@ OptionalName = Annotated[
 ]
 Namespace = Annotated[
     str | None,
-    typer.Option("--namespace", "-n", help="Where the run is; else the context's namespace."),
+    typer.Option("--namespace", "-n", help="Namespace of the run (default: the context's)."),
 ]
 Context = Annotated[
-    str | None, typer.Option(help="Context of the kubeconfig; else the active one.")
+    str | None, typer.Option(help="Context of the kubeconfig (default: the active one).")
 ]
 Kubeconfig = Annotated[
-    Path | None, typer.Option(help="Else KUBECONFIG, ~/.kube/config, or the pod's own cluster.")
+    Path | None,
+    typer.Option(
+        help="Kubeconfig file (default: KUBECONFIG, ~/.kube/config, or the pod's own cluster)."
+    ),
 ]
 Since = Annotated[
     str | None,

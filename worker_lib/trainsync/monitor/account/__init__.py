@@ -1,7 +1,7 @@
 """The account of a run: each GPU-second of its pods in one class.
 
-Begin at `account`, which hears of pods, reports and saves; `ledger` divides the seconds of one role
-and is where the sum is kept, `trainers` and `explorers` say into which classes. These are pure;
+Begin at `account`, which hears of pods, reports and saves; `role_time` divides the seconds of
+one role and keeps their sum, `trainers` and `explorers` say into which classes. These are pure;
 `keeper` gives them the time, and keeps the account on the volume.
 
 What each class is, and where its number comes from:

@@ -58,8 +58,9 @@ class _There(Enum):
 
     NONE = auto()
     WHOLE = auto()
-    """A manifest of an attempt before, as `DAMAGED`."""
+    """A readable manifest of an earlier attempt."""
     DAMAGED = auto()
+    """A manifest of an earlier attempt that cannot be read, or whose files are not as it says."""
     OWN = auto()
     """A manifest of the save's attempt, or of a newer one."""
 
@@ -110,8 +111,10 @@ class Committer:
     ) -> CommittedInfo:
         """Promote the files and write the manifest.
 
-        Fsyncs come in this order: the receipts' directory, those of the renamed files
-        (`promote.promote`), the manifest and its directory (`atomic.write_bytes`).
+        Fsyncs come in this order: parents of new directories (`atomic.make_directory`), the
+        receipts' directory, those of the renamed files (`promote.promote`), the manifest and its
+        directory (`atomic.write_bytes`). Weights of a step that is there already are promoted
+        aside, and the directories are exchanged last (`_supersede`).
 
         Args:
             stamps: of every file, from `verify`.

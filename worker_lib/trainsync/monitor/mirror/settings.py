@@ -1,4 +1,4 @@
-"""What the mirror is told; see `trainsync.api.spec.Mirror`."""
+"""Settings of the mirror, by `trainsync.api.mirror`."""
 
 from dataclasses import dataclass
 

@@ -21,7 +21,7 @@ class ResumeAnswers:
         choice: finds the checkpoint.
         has_status: whether a status remembers the run besides the volume: no rank resumes before
             `expect` was called.
-        gate: asked right before the answer is written; what it raises stops that.
+        gate: called right before the answer is written; its exception prevents that.
     """
 
     def __init__(

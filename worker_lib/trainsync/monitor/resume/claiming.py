@@ -31,7 +31,7 @@ def claim(
 
     Args:
         confirmed_attempt: ``status.attempt`` of the run; None where there is no Kubernetes.
-        gate: asked right before the claim is written; what it raises stops that.
+        gate: called right before the claim is written; its exception prevents that.
 
     Raises:
         NotYetError: the run is not known to have come to this attempt.
@@ -77,7 +77,7 @@ def renew(
     As with a new attempt, complete saves are committed first; the open ones are aborted.
 
     Args:
-        gate: asked right before the claim is written; what it raises stops that.
+        gate: called right before the claim is written; its exception prevents that.
 
     Raises:
         ClaimRefusedError: another incarnation has the attempt by now.

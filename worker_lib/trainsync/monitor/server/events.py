@@ -1,6 +1,6 @@
 """Kubernetes Events that the monitor posts of its run: aborts, health, resumes, weights.
 
-Posting is another's work (`trainsync.monitor.kube.event_poster`): nothing here waits for anything.
+`trainsync.monitor.kube.event_poster` posts them: nothing here waits for the API server.
 """
 
 import threading

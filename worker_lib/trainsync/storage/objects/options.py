@@ -1,4 +1,4 @@
-"""What is said of a store beside its URL."""
+"""Options of a store beside its URL: endpoint, region, limits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

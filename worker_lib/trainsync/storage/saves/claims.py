@@ -66,7 +66,7 @@ def renew_claim(
     Asking again for the same successor is fine.
 
     Args:
-        gate: asked right before the file is replaced; what it raises stops that.
+        gate: called right before the file is replaced; its exception prevents that.
 
     Raises:
         ClaimTakenError: another incarnation holds it.

@@ -53,7 +53,7 @@ def move_pointer(
     """Name ``step``, unless a newer one is named; whether it moved.
 
     Args:
-        gate: asked right before the pointer is replaced; what it raises stops that.
+        gate: called right before the pointer is replaced; its exception prevents that.
 
     Raises:
         OSError: nothing changed.
@@ -71,7 +71,7 @@ def put_back(run: RunDirectory, kind: SaveKind, step: int, gate: Callable[[], No
     """Name the newest valid save at or before ``step``, or nothing where there is none.
 
     Args:
-        gate: asked right before the pointer is changed; what it raises stops that.
+        gate: called right before the pointer is changed; its exception prevents that.
 
     Raises `OSError`.
     """
@@ -122,7 +122,7 @@ def repair_pointer(
     and is looked at again, a few times.
 
     Args:
-        gate: asked right before the pointer is replaced; what it raises stops that.
+        gate: called right before the pointer is replaced; its exception prevents that.
 
     Of a state dict that was set aside (`manifest.set_aside`), with no other left, the pointer goes.
 

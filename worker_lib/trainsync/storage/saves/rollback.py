@@ -103,7 +103,7 @@ def put_aside(
     Pointers go back first, so that they name something at every moment. It can be done again.
 
     Args:
-        gate: asked before each change; what it raises stops that.
+        gate: called before each change; its exception prevents that.
         leased: steps that readers hold.
 
     Raises:

@@ -25,7 +25,7 @@ def remove_monitors(run: RunDirectory, gate: Callable[[], None] = lambda: None) 
     What cannot be removed is logged: it keeps a little space, and breaks nothing.
 
     Args:
-        gate: asked before each removal; what it raises stops that.
+        gate: called before each removal; its exception prevents that.
 
     Returns what is gone.
 

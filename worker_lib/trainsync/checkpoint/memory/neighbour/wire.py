@@ -1,4 +1,4 @@
-"""What goes between two processes of a run: a proof that each knows the run's key, then bytes.
+"""Messages between two processes of a run: a proof that each knows the run's key, then bytes.
 
 A frame is 4 bytes of length (big-endian) and a JSON object with ``kind``. A connection carries one
 request::

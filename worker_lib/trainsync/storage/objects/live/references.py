@@ -98,7 +98,7 @@ def remove(
         since: see `pinned`.
         doomed: objects by step, where the store failed after the manifests were removed, which name
             them no more; the same one when it is done again.
-        may: called right before objects are removed; what it raises stops that.
+        may: called right before objects are removed; its exception prevents that.
     """
     if step in pinned(bucket, since):
         return False

@@ -151,7 +151,7 @@ class Tenure:
         """Be the one that commits, and finish what the one before was about to commit.
 
         Args:
-            check: sees what is there, right before it is replaced; what it raises stops that.
+            check: sees what is there, right before it is replaced; its exception prevents that.
         """
         for _ in range(_TRIES):
             blob = self._bucket.find(names.TERM)
