@@ -1,6 +1,7 @@
 """Whole runs on a real cluster, each with a process killed at the worst moment."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,8 +9,10 @@ from trainsync.api.names import CHECKPOINT_MOUNT
 from trainsync.monitor.server.views import ABSENT_STATES
 
 from demo import faults
-from demo.kubectl import Object
+from demo.kubectl import Object, wait_for
 from demo.snapshot import Snapshot
+from monitoring.prometheus import Server
+from monitoring.rules import Pace
 from tests.e2e.command_line import CommandLine
 from tests.e2e.harness import (
     NAMESPACE,
@@ -17,15 +20,17 @@ from tests.e2e.harness import (
     assert_one_training_at_a_time,
     assert_steps_follow_commits,
 )
+from tests.e2e.watching import watching
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 Start = Callable[..., Run]
 STEPS, INTERVAL, SLOW = 16, 4, 8
+# Scales an alert's 15 minutes to 9 seconds.
+PACE = Pace(100)
 ARGUMENTS = ("--steps", str(STEPS))
-# In the second save, one rank has written and the other is slow.
-SLOW_SAVE = (*ARGUMENTS, "--slow-step", str(SLOW), "--slow-seconds", "15")
-# Long enough that the attempt ends before the surviving rank has written, also on a busy machine.
+# In the second save, one rank has written and the other is slow: long enough that the attempt ends
+# before the surviving rank has written, also on a busy machine.
 ENDLESS_SAVE = (*ARGUMENTS, "--slow-step", str(SLOW), "--slow-seconds", "60")
 
 
@@ -33,18 +38,6 @@ def half_saved(_: Snapshot, raw: Object) -> bool:
     """One of two ranks has written its part of the slow save."""
     saves = raw.get("status", {}).get("checkpoint", {}).get("inFlight") or []
     return any((save["step"], save["receipts"]) == (SLOW, 1) for save in saves)
-
-
-def check_end(run: Run, attempts: int) -> list[dict[str, Any]]:
-    """The run is complete, its commits verify, and its incarnations did not overlap."""
-    end = run.wait_complete()
-    assert (end.attempt, end.restarts) == (attempts, attempts)
-    assert (end.step, end.committed) == (STEPS, STEPS)
-    run.verify()
-    journal = run.journal()
-    assert_one_training_at_a_time(journal)
-    assert_steps_follow_commits(journal, INTERVAL)
-    return journal
 
 
 def starts(journal: list[dict[str, Any]]) -> list[int]:
@@ -57,44 +50,54 @@ def test_a_trainer_killed_in_a_save_resumes_from_the_last_commit(start: Start) -
     assert before.committed == SLOW - INTERVAL
     pod = faults.trainer_to_kill(run.kubectl, run.name, NAMESPACE)
     faults.kill_pod_processes(run.kubectl, pod, NAMESPACE)
-    journal = check_end(run, attempts=1)
+    end = run.wait_complete()
+    assert (end.attempt, end.restarts) == (1, 1)
+    assert (end.step, end.committed) == (STEPS, STEPS)
+    run.verify()
+    journal = run.journal()
+    assert_one_training_at_a_time(journal)
+    assert_steps_follow_commits(journal, INTERVAL)
     assert starts(journal) == [0, SLOW - INTERVAL]
     told = run.kubectl.run("-n", NAMESPACE, "describe", "trainingrun", run.name)
     assert f"attempt 1 resumes from checkpoint {SLOW - INTERVAL}" in told
 
 
-def test_a_monitor_killed_in_a_save_commits_it_when_it_is_back(start: Start) -> None:
-    run = start("monitor-kill", *SLOW_SAVE, interval=INTERVAL)
+def test_a_save_outlives_its_monitor_and_a_job_that_kuberay_starts_again_is_refused(
+    start: Start,
+) -> None:
+    steps = 60  # so that it trains still when the slow save is committed
+    slow = ("--slow-step", str(SLOW), "--slow-seconds", "15")
+    run = start("monitor-kill", "--steps", str(steps), *slow, interval=INTERVAL)
     run.wait(half_saved, "the slow save is half written", 120)
     selector = f"trainsync.dev/run={run.name},trainsync.dev/component=monitor"
     (pod,) = run.kubectl.objects("pods", NAMESPACE, selector)
     name = pod["metadata"]["name"]
     words = ("delete", "pod", name, "--grace-period=0", "--force", "--wait=false")
     run.kubectl.run("-n", NAMESPACE, *words)
-    journal = check_end(run, attempts=0)
-    assert starts(journal) == [0]
+    run.wait(lambda now, _: (now.committed or 0) >= SLOW, "the slow save is committed", 120)
     assert SLOW in run.committed()
+    assert starts(run.journal()) == [0]
 
-
-def test_a_job_that_kuberay_starts_again_is_refused_and_one_training_goes_on(start: Start) -> None:
-    run = start("gcs-kill", *ARGUMENTS, interval=INTERVAL)
-    run.wait(lambda now, _: (now.committed or 0) >= INTERVAL, "the first commit", 120)
     (head,) = faults.pods_of(run.kubectl, run.name, NAMESPACE, "Head")
     run.kubectl.exec(head["metadata"]["name"], NAMESPACE, "pkill", "-9", "gcs_server")
     end = run.wait_complete(300)
-    assert (end.step, end.committed) == (STEPS, STEPS)
+    assert (end.step, end.committed) == (steps, steps)
     assert end.attempt >= 1
     run.verify()
     journal = run.journal()
     assert_one_training_at_a_time(journal)
     assert_steps_follow_commits(journal, INTERVAL)
-    assert starts(journal)[-1] >= INTERVAL, "what was committed before the kill was lost"
+    assert starts(journal)[-1] >= SLOW, "what was committed before the kill was lost"
 
 
-def test_a_suspended_run_saves_its_step_and_resumes_at_exactly_that_one(start: Start) -> None:
-    steps = 60  # so that it trains still when it is asked to save
+def test_a_run_that_hangs_fires_an_alert_and_suspended_it_resumes_at_exactly_its_step(
+    start: Start, tmp_path: Path
+) -> None:
+    steps = 120  # so that it trains still when it is asked to save
     run = start("suspended", "--steps", str(steps), "--trainers", "1", trainers=1, interval=1000)
-    run.wait(lambda now, _: (now.step or 0) >= 1, "it trains", 120)
+    with watching(run.kubectl, run.name, tmp_path, PACE) as prometheus:
+        run.wait(lambda now, _: (now.step or 0) >= 5, "it trains", 240)
+        hangs_and_goes_on(run, prometheus)
     run.suspend()
     run.wait(lambda now, _: now.phase == "Suspended", "it is suspended", 240)
     run.suspend(False)
@@ -107,6 +110,23 @@ def test_a_suspended_run_saves_its_step_and_resumes_at_exactly_that_one(start: S
     assert trained == list(range(1, steps + 1)), "a step is lost, or trained twice"
     told = run.kubectl.run("-n", NAMESPACE, "describe", "trainingrun", run.name)
     assert f"Checkpoint {starts(journal)[1]} is committed, and the run goes on from it" in told
+
+
+def hangs_and_goes_on(run: Run, prometheus: Server) -> None:
+    """Stop the driver until the alert fires, and let it go on until the alert ends."""
+
+    def fires() -> bool:
+        found = prometheus.firing().get("TrainsyncRunStalled", [])
+        return [(alert["namespace"], alert["run"]) for alert in found] == [(NAMESPACE, run.name)]
+
+    scraped = "trainsync_run_step > 0"
+    wait_for(lambda: bool(prometheus.query(scraped)), what="a scrape", seconds=60)
+    (head,) = faults.pods_of(run.kubectl, run.name, NAMESPACE, "Head")
+    pod = head["metadata"]["name"]
+    run.kubectl.exec(pod, NAMESPACE, "pkill", "-STOP", "-f", "workload.py")
+    wait_for(fires, what="the alert fires", seconds=90)
+    run.kubectl.exec(pod, NAMESPACE, "pkill", "-CONT", "-f", "workload.py")
+    wait_for(lambda: not fires(), what="the alert ends", seconds=60)
 
 
 def test_of_two_runs_at_once_one_goes_back_and_explorers_of_the_other_join_and_leave(

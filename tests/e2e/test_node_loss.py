@@ -62,7 +62,8 @@ def test_when_a_node_is_lost_the_next_attempt_goes_on_and_the_lost_one_commits_n
     preference = {"weight": 100, "preference": {"matchExpressions": [term]}}
     affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}
     run = start(
-        *(loss[0], *ARGUMENTS, "--step-seconds", "1"),
+        *(loss[0], *ARGUMENTS, "--step-seconds", "1", "--trainers", "1"),
+        trainers=1,
         interval=INTERVAL,
         pod={"affinity": affinity} | ({"tolerations": SOON} if loss is CUT else {}),
     )

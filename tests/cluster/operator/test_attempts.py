@@ -50,24 +50,6 @@ def ns(module_namespace: Kubectl, operator: OperatorProcess) -> Kubectl:
     return module_namespace
 
 
-def test_of_two_runs_at_once_one_completes_and_a_deleted_one_leaves_nothing(
-    ns: Kubectl, platform: Platform
-) -> None:
-    start(ns, platform, "done", "true")
-    start(ns, platform, "goes-on", f"python -c '{REPORTING}'")
-    wait_phase(ns, "done", "Complete")
-    assert condition(ns, "done", "Complete")["reason"] == "JobSucceeded"
-    wait_phase(ns, "goes-on", "Running")
-    wait_until("it is Ready", lambda: condition(ns, "goes-on", "Ready")["status"] == "True", 30)
-    assert status(ns, "goes-on")["restarts"] == 0
-    # An ended run deletes its pods at once (ttl 0), but keeps its monitor.
-    assert ns.get("raycluster", "done-main-0") is None
-    assert ns.get("deployment", "done-monitor") is not None
-    delete(ns, "done")
-    assert status(ns, "goes-on")["phase"] == "Running"
-    delete(ns, "goes-on")
-
-
 def test_a_container_that_exits_before_the_job_is_told_of_and_ends_its_attempt(
     ns: Kubectl, platform: Platform
 ) -> None:
@@ -135,11 +117,21 @@ def test_a_refused_edit_costs_no_pod_and_one_of_what_runs_begins_a_new_attempt_o
     delete(ns, "edited")
 
 
-def test_a_lost_trainer_pod_starts_the_next_attempt_and_a_restarting_run_can_be_deleted(
+def test_a_lost_trainer_pod_starts_the_next_attempt_and_a_run_beside_completes(
     ns: Kubectl, platform: Platform
 ) -> None:
+    start(ns, platform, "done", "true")
     start(ns, platform, "lost", f"python -c '{REPORTING}'", backoffSeconds=5)
+    wait_phase(ns, "done", "Complete")
+    assert condition(ns, "done", "Complete")["reason"] == "JobSucceeded"
     wait_phase(ns, "lost", "Running")
+    wait_until("it is Ready", lambda: condition(ns, "lost", "Ready")["status"] == "True", 30)
+    assert status(ns, "lost")["restarts"] == 0
+    # An ended run deletes its pods at once (ttl 0), but keeps its monitor.
+    assert ns.get("raycluster", "done-main-0") is None
+    assert ns.get("deployment", "done-monitor") is not None
+    delete(ns, "done")
+    assert status(ns, "lost")["phase"] == "Running"
     selector = f"{names.LABEL_RUN}=lost,{names.LABEL_ROLE}=Trainer"
     ns("delete", "pod", "-l", selector, "--grace-period=0", "--force")
     wait_phase(ns, "lost", "Restarting", 20)
@@ -162,7 +154,7 @@ def test_a_lost_trainer_pod_starts_the_next_attempt_and_a_restarting_run_can_be_
     assert (now["attempt"], now["restarts"], now["infrastructureRestarts"]) == (2, 1, 1)
     events = ns("get", "events", "--field-selector", "involvedObject.name=lost")
     assert "EvictionByEvictionAPI" in events
-    delete(ns, "lost")
+    delete(ns, "lost")  # while it restarts
 
 
 def drain(ns: Kubectl, selector: str) -> None:
