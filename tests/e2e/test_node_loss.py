@@ -10,7 +10,7 @@ import pytest
 from demo import faults
 from demo.platform import REPOSITORY, Platform, devcluster_name, load_images, own_cluster
 from tests.e2e import harness
-from tests.e2e.test_faults import ARGUMENTS, INTERVAL, STEPS, starts
+from tests.e2e.test_faults import INTERVAL, starts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 
@@ -24,6 +24,7 @@ def devcluster(*words: str) -> None:
     subprocess.run(command, check=True, timeout=120, cwd=REPOSITORY)
 
 
+STEPS = 16
 # The first node runs KubeRay and CoreDNS, which new RayClusters need.
 VICTIM = "node-2"
 
@@ -62,7 +63,7 @@ def test_when_a_node_is_lost_the_next_attempt_goes_on_and_the_lost_one_commits_n
     preference = {"weight": 100, "preference": {"matchExpressions": [term]}}
     affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}
     run = start(
-        *(loss[0], *ARGUMENTS, "--step-seconds", "1", "--trainers", "1"),
+        *(loss[0], "--steps", str(STEPS), "--step-seconds", "1", "--trainers", "1"),
         trainers=1,
         interval=INTERVAL,
         pod={"affinity": affinity} | ({"tolerations": SOON} if loss is CUT else {}),

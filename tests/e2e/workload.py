@@ -140,8 +140,15 @@ def main() -> None:
     parser.add_argument("--trainers", type=int, default=2)
     parser.add_argument("--step-seconds", type=float, default=0.5)
     parser.add_argument("--bytes", type=int, default=1 << 20)
-    parser.add_argument("--slow-step", type=int, default=-1, help="save of attempt 0 that is slow")
-    parser.add_argument("--slow-seconds", type=float, default=20.0, help="of the last rank")
+    parser.add_argument(
+        "--slow",
+        nargs=3,
+        type=int,
+        action="append",
+        default=[],
+        metavar=("ATTEMPT", "STEP", "SECONDS"),
+        help="a save in which the last rank writes for so long",
+    )
     parser.add_argument("--explorers", action="store_true", help="on all pods for them")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
@@ -160,6 +167,7 @@ def main() -> None:
         loaded = set(ray.get([rank.load.remote(resume) for rank in ranks], timeout=_CALL_SECONDS))
         (start,) = loaded
         journal.add("start", step=start)
+        slow_saves = {step: seconds for of, step, seconds in options.slow if of == ctx.attempt}
         explorers = Explorers(ctx) if options.explorers else None
         coordinator = ctx.coordinator(0, options.trainers)
         participants = all_ranks(COMPONENT, world_size=options.trainers)
@@ -170,11 +178,9 @@ def main() -> None:
                 explorers.update(step)
             saves = ctx.should_checkpoint(step, options.steps)
             if saves:
-                slow = options.slow_seconds if (step, ctx.attempt) == (options.slow_step, 0) else 0
+                slow = slow_saves.get(step, 0)
                 coordinator.register(step, checkpoint_participants=participants)
-                begun = [
-                    rank.save.remote(step, slow if rank is ranks[-1] else 0.0) for rank in ranks
-                ]
+                begun = [rank.save.remote(step, slow if rank is ranks[-1] else 0) for rank in ranks]
                 ray.get(begun, timeout=_CALL_SECONDS)
             else:
                 # Notices a dead rank at once, not at the next save.
