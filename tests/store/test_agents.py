@@ -32,6 +32,7 @@ from trainsync.weights.transports.anchors.publisher import AnchorPublisher
 from tests.ports import port_of, reserved_port
 from tests.store.conftest import FAST, Place
 from tests.store.fault_proxy import Fault
+from tests.store.forked import run_killed
 from tests.store.publishing import ANCHOR_EVERY, weights
 from tests.store.server import REGION, Server
 from tests.unit.agent.conftest import Watched, has
@@ -236,15 +237,7 @@ def test_after_an_agent_that_was_killed_the_next_one_brings_the_newest_version(
     point: str,
 ) -> None:
     publish(trainer, 1, 2)
-    command = [sys.executable, "-m", "tests.store.agent_killed", point]
-    killed = subprocess.run(
-        [*command, *options_of(place, vllm, memory)],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    run_killed("tests.store.agent_killed", point, *options_of(place, vllm, memory))
     assert vllm.weights is None or has(vllm, state(2))
     publish(trainer, 3)
     start().until_ready_with(3)

@@ -1,8 +1,6 @@
 """Weights through a real S3 server: what an explorer has is what a trainer published, or nothing;
 no deposed trainer publishes."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -32,6 +30,7 @@ from trainsync.weights.transports.base import Weights
 
 from tests.store.conftest import FAST, Place
 from tests.store.fault_proxy import Fault
+from tests.store.forked import run_killed
 from tests.store.publishing import ANCHOR_EVERY, Named, weights
 from tests.store.server import Server
 
@@ -166,15 +165,7 @@ def test_to_read_one_right_suffices_and_with_that_alone_nothing_is_published(
 
 
 def kill_at(place: Place, point: str, count: int) -> None:
-    command = [sys.executable, "-m", "tests.store.publishing", place.url(), "1", "aaaa"]
-    done = subprocess.run(
-        [*command, "1", "9", point, str(count)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == -9, done.stderr
+    run_killed("tests.store.publishing", place.url(), 1, "aaaa", 1, 9, point, count)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +14,7 @@ from trainsync.storage.objects.errors import StoreRefusedError, StoreUnavailable
 
 from tests.store.conftest import FAST, Place
 from tests.store.fault_proxy import Fault
+from tests.store.forked import run_killed
 from tests.store.server import ACCESS, SECRET, Server, serving
 from tests.unit.cli.commands import call, document, findings
 
@@ -27,11 +26,7 @@ COMMITTED = {"store.manifest", "store.pointer", "copy.manifest", "copy.pointer"}
 
 def kill(point: str, count: int, *arguments: object) -> None:
     """Run a command that is killed at that point."""
-    command = [sys.executable, "-m", "tests.store.killed", point, str(count)]
-    done = subprocess.run(
-        [*command, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == -9, done.stderr
+    run_killed("tests.store.killed", point, count, *arguments)
 
 
 @pytest.mark.parametrize("point", POINTS[STORE])

@@ -2,9 +2,6 @@
 
 import os
 import re
-import signal
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -18,6 +15,7 @@ from trainsync.storage.objects.live import references
 from tests.distributed.ranks import run_ranks, values_of
 from tests.store import frozen_layers
 from tests.store.conftest import Place
+from tests.store.forked import run_killed
 from tests.store.incremental_job import MODEL, REFERENCE, save, states
 from tests.unit.cli.commands import document, findings
 
@@ -99,9 +97,7 @@ def test_a_kill_at_any_point_leaves_whole_steps_that_load(
     place: Place, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINSYNC_CHECKPOINT_MAX_TO_KEEP", "1")
-    command = [sys.executable, "-m", "tests.store.incremental_job", place.url(), point]
-    killed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    run_killed("tests.store.incremental_job", place.url(), point)
     bucket = place.open()
     check_whole(place)
     with RunContext.from_env(place.url()) as ctx:

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ from trainsync.failpoints import STORE, enabled
 from trainsync.storage.layout import RunDirectory
 
 from tests.store.conftest import Place
+from tests.store.forked import run_killed
 from tests.store.mirroring import mirror_of
 from tests.store.server import Server, serving
 from tests.unit.cli.commands import document, findings
@@ -25,9 +24,7 @@ def steps(url: str) -> list[int]:
 def test_what_a_monitor_that_was_killed_amid_a_copy_began_the_next_one_finishes(
     point: str, place: Place, run: RunDirectory
 ) -> None:
-    command = [sys.executable, "-m", "tests.store.mirroring", str(run.root), place.url(), point]
-    done = subprocess.run(command, timeout=60, check=False, capture_output=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    run_killed("tests.store.mirroring", run.root, place.url(), point)
     assert steps(place.url()) == ([30] if point == "manifest" else [])
     mirror = mirror_of(run.root, place.url())
     mirror.start()

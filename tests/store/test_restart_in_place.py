@@ -21,6 +21,7 @@ from trainsync.storage.saves.incarnations import generation
 
 from tests.store.conftest import Place
 from tests.store.fault_proxy import Fault
+from tests.store.forked import run_killed
 from tests.unit.cli.commands import findings
 
 CHECKPOINT = SaveKind.CHECKPOINT
@@ -131,9 +132,7 @@ def test_a_driver_that_is_killed_in_a_restart_is_followed_by_the_next_attempt(
     place: Place, count: int, is_renewed: bool
 ) -> None:
     """kill -9 around the put by which the successor gets the attempt."""
-    command = [*MODULE, "driver", place.url(), str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    run_killed("tests.store.restarting", "driver", place.url(), count)
     (incarnation,) = term(place).clusters.values()
     assert generation(incarnation) == int(is_renewed)
     with RunContext.from_env(place.url()) as ctx:
