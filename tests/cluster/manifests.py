@@ -180,6 +180,7 @@ def stored(name: str = "run") -> Object:
         "objectStore": {"url": "s3://bucket/checkpoints"},
         "incremental": True,
     }
+    run["spec"]["checkpoint"]["memory"] = {"budget": "64Gi"}
     run["spec"]["sync"] = {
         "method": "store",
         "store": {

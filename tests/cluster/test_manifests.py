@@ -242,9 +242,6 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "mirror of a bucket": (
         "spec.checkpoint", {"storage": IN_BUCKET, "mirror": {"url": "s3://bucket/other"}},
         "mirror", "remove them"),
-    "memory over a bucket": (
-        "spec.checkpoint", {"storage": IN_BUCKET, "memory": {"budget": "1Gi"}},
-        "memory", "remove them"),
     "weights through files of a bucket": (
         "spec", {**minimal()["spec"], "checkpoint": {"storage": IN_BUCKET},
                  "sync": {"method": "checkpoint"}},

@@ -367,7 +367,7 @@ class Checkpoint(Model):
         default=None,
         description=(
             "Keeps the newest checkpoint's shards in the memory of trainer pods, too, for a restart"
-            " that keeps the pods; when absent, every load is from the volume."
+            " that keeps the pods; when absent, every load is from the volume, or the bucket."
         ),
     )
     mirror: Mirror | None = Field(

@@ -359,10 +359,9 @@ RULES: Final[dict[str, list[Rule]]] = {
             " TrainingRun instead",
         ),
         Rule(
-            "!has(self.storage.objectStore) || !(has(self.path) || has(self.memory) ||"
-            " has(self.mirror))",
-            "spec.checkpoint.path, memory and mirror need a volume, and storage.objectStore has"
-            " none: remove them (the prefix is in its url)",
+            "!has(self.storage.objectStore) || !(has(self.path) || has(self.mirror))",
+            "spec.checkpoint.path and mirror need a volume, and storage.objectStore has none:"
+            " remove them (the prefix is in its url)",
         ),
         Rule(
             "has(self.path) == has(oldSelf.path) && (!has(self.path) || self.path == oldSelf.path)",
