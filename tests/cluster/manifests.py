@@ -181,6 +181,7 @@ def stored(name: str = "run") -> Object:
         "incremental": True,
     }
     run["spec"]["checkpoint"]["memory"] = {"budget": "64Gi"}
+    run["spec"]["resumeFrom"] = {"step": 10}
     run["spec"]["sync"] = {
         "method": "store",
         "store": {

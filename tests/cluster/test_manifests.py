@@ -246,10 +246,6 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
         "spec", {**minimal()["spec"], "checkpoint": {"storage": IN_BUCKET},
                  "sync": {"method": "checkpoint"}},
         "spec.sync.method", "choose memory, nccl or store"),
-    "roll-back in a bucket": (
-        "spec", {**minimal()["spec"], "checkpoint": {"storage": IN_BUCKET},
-                 "resumeFrom": {"step": 1}},
-        "spec.resumeFrom", "remove it"),
     "both storages": (CLAIM, {"size": "1Gi"}, "spec.checkpoint.storage", "remove the other"),
     "claim of size zero": (
         "spec.checkpoint.storage", {"volumeClaimTemplate": {"size": "0"}},

@@ -13,6 +13,7 @@ TERM: Final = f"{RUN}/TERM.json"
 SAVES: Final = f"{RUN}/saves"
 ACCOUNT: Final = f"{RUN}/ACCOUNT.json"
 DOUBTS: Final = f"{RUN}/doubts"
+ROLLBACK: Final = f"{RUN}/ROLLBACK.json"
 MEMORY_KEY: Final = f"{RUN}/memory.key"
 
 _OWNER: Final = re.compile(r"^(0|[1-9][0-9]{0,15})-([a-z0-9]{8,32})$")
