@@ -180,8 +180,6 @@ def stored(name: str = "run") -> Object:
         "objectStore": {"url": "s3://bucket/checkpoints"},
         "incremental": True,
     }
-    run["spec"]["checkpoint"]["memory"] = {"budget": "64Gi"}
-    run["spec"]["resumeFrom"] = {"step": 10}
     run["spec"]["sync"] = {
         "method": "store",
         "store": {

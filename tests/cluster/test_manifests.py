@@ -409,6 +409,13 @@ def test_a_bucket_needs_its_url_alone_and_neither_moves_nor_becomes_a_volume(
         assert "spec.checkpoint.storage is immutable" in done.stderr
 
 
+def test_a_run_in_a_bucket_may_keep_shards_in_memory_and_go_back(namespace: Kubectl) -> None:
+    bucket = changed(minimal(), STORAGE, IN_BUCKET)
+    memory = changed(bucket, "spec.checkpoint.memory", {"budget": "1Gi"})
+    done = namespace.apply(changed(memory, "spec.resumeFrom", {"step": 1}))
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_claim_template_asks_for_many_writers_by_default(namespace: Kubectl) -> None:
     storage = {"volumeClaimTemplate": {"size": "1Gi"}}
     done = namespace.apply(changed(minimal(), "spec.checkpoint.storage", storage))

@@ -437,8 +437,8 @@ class TrainingRunSpec(Model):
         default=None,
         description=(
             "Begin a new attempt from this checkpoint, once; later steps are set aside in "
-            "rolled_back/ of the run's directory. A step that is not committed changes nothing: "
-            "status.checkpoint.rollback says so."
+            "rolled_back/ of the run's directory or bucket. A step that is not committed changes "
+            "nothing: status.checkpoint.rollback says so."
         ),
     )
     clusters: list[Cluster] = Field(
