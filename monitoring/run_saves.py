@@ -50,7 +50,7 @@ def checkpoints() -> list[Part]:
         line(
             "Loads to resume",
             "Bytes that all ranks read by load_sharded in ten minutes, from the memory of the "
-            "trainers' pods and from the volume.",
+            "trainers' pods and from the volume or the bucket.",
             "bytes",
             Query(increase("trainsync_checkpoint_loaded_bytes_total", "source"), "from {{source}}"),
             style="bars",

@@ -242,17 +242,10 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "mirror of a bucket": (
         "spec.checkpoint", {"storage": IN_BUCKET, "mirror": {"url": "s3://bucket/other"}},
         "mirror", "remove them"),
-    "memory over a bucket": (
-        "spec.checkpoint", {"storage": IN_BUCKET, "memory": {"budget": "1Gi"}},
-        "memory", "remove them"),
     "weights through files of a bucket": (
         "spec", {**minimal()["spec"], "checkpoint": {"storage": IN_BUCKET},
                  "sync": {"method": "checkpoint"}},
         "spec.sync.method", "choose memory, nccl or store"),
-    "roll-back in a bucket": (
-        "spec", {**minimal()["spec"], "checkpoint": {"storage": IN_BUCKET},
-                 "resumeFrom": {"step": 1}},
-        "spec.resumeFrom", "remove it"),
     "both storages": (CLAIM, {"size": "1Gi"}, "spec.checkpoint.storage", "remove the other"),
     "claim of size zero": (
         "spec.checkpoint.storage", {"volumeClaimTemplate": {"size": "0"}},
@@ -414,6 +407,13 @@ def test_a_bucket_needs_its_url_alone_and_neither_moves_nor_becomes_a_volume(
     ):
         done = namespace.apply(changed(bucket, STORAGE, other))
         assert "spec.checkpoint.storage is immutable" in done.stderr
+
+
+def test_a_run_in_a_bucket_may_keep_shards_in_memory_and_go_back(namespace: Kubectl) -> None:
+    bucket = changed(minimal(), STORAGE, IN_BUCKET)
+    memory = changed(bucket, "spec.checkpoint.memory", {"budget": "1Gi"})
+    done = namespace.apply(changed(memory, "spec.resumeFrom", {"step": 1}))
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_claim_template_asks_for_many_writers_by_default(namespace: Kubectl) -> None:

@@ -1,5 +1,5 @@
-"""Ranks of the example are killed, for real, and their run goes on: its checkpoints are in a bucket
-of a real S3 server."""
+"""Ranks of the example are killed, for real, and their run goes on from memory: its checkpoints are
+in a bucket of a real S3 server, which says what it was asked for."""
 
 import os
 import re
@@ -21,14 +21,23 @@ from devcluster.shell import Progress
 from devcluster.tools import ensure_store_servers
 from tests.distributed.restarts import pauses
 from tests.distributed.tiny_run import CONFIG, Run, shared_ray
+from tests.store.fault_proxy import FaultProxy
 from tests.store.server import ACCESS, REGION, SECRET, serving
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 
 STEPS = 10
 SMALL = replace(CONFIG, steps=STEPS)
-# By rank; phases of a step, of an upload, and of a restart itself.
-KILLS = ("step-2.1", "staged-4.0", "shard-5.1", "receipt-6.0", "load-6.1", "publish-8.0")
+# By rank; phases of a step, of an upload, of keeping in memory, and of a restart itself.
+KILLS = (
+    "step-2.1",
+    "staged-4.0",
+    "shard-5.1",
+    "receipt-6.0",
+    "load-6.1",
+    "publish-8.0",
+    "sealing-9.0",
+)
 URL = "s3://runs-of-tests/a"
 
 
@@ -38,6 +47,7 @@ class Place:
 
     directory: Path
     ray_address: str
+    proxy: FaultProxy
 
 
 @pytest.fixture(scope="module")
@@ -45,29 +55,36 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A server with a bucket, and a Ray whose workers reach it by their environment."""
     program = ensure_store_servers(Progress()).path("versitygw")
     directory = tmp_path_factory.mktemp("bucket")
-    (directory / "kills").mkdir()
+    for name in ("kills", "memory"):
+        (directory / name).mkdir()
     with (
         serving(program, directory / "server/data") as server,
+        FaultProxy(server.port).running() as proxy,
         pytest.MonkeyPatch.context() as patch,
     ):
         server.bucket("runs-of-tests")
         for key in [key for key in os.environ if key.startswith("AWS_")]:
             patch.delenv(key)
-        patch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        patch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         patch.setenv("AWS_ALLOW_HTTP", "true")
         patch.setenv("AWS_REGION", REGION)
         patch.setenv("AWS_ACCESS_KEY_ID", ACCESS)
         patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
         patch.setenv("KILLED_RANKS", str(directory))
         with shared_ray() as address:
-            yield Place(directory, address)
+            yield Place(directory, address, proxy)
 
 
-def test_ranks_that_are_killed_in_every_phase_cost_no_attempt_and_change_no_step(
+def test_ranks_that_are_killed_in_every_phase_read_no_shard_and_change_no_step(
     place: Place,
 ) -> None:
     run = Run(place.directory, place.ray_address)
-    run.environment |= {env.CHECKPOINT_INTERVAL: "1", env.CHECKPOINT_DIR: URL}
+    run.environment |= {
+        env.CHECKPOINT_INTERVAL: "1",
+        env.CHECKPOINT_DIR: URL,
+        env.CHECKPOINT_MEMORY: "64Mi",
+        env.CHECKPOINT_MEMORY_DIR: str(place.directory / "memory"),
+    }
     for kill in KILLS:
         (place.directory / "kills" / kill).touch()
     process = run.start(
@@ -78,6 +95,8 @@ def test_ranks_that_are_killed_in_every_phase_cost_no_attempt_and_change_no_step
     assert not left, f"no rank came to {left}"
     for kill, seconds in pauses(run):
         print(f"{kill}: the next step ended {seconds:.1f} s after the kill")
+    read = [path for method, path in place.proxy.asked if method == "GET" and ".pt" in path]
+    assert read == [], "a shard came from the bucket"
 
     bucket = open_run_store(URL)
     term = read_term(bucket)

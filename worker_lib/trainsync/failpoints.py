@@ -102,6 +102,7 @@ POINTS: Final = {
         "pinned",  # the objects of an older step are kept for the save at hand
         "uncommitted",  # the manifest of a step that is removed is gone
         "unnamed",  # before its objects that no other save names are removed
+        "rolling_back",  # before a manifest is set aside by a roll-back; once for each
     ),
     COPY: (
         "staged",  # a file's bytes are on the volume; once for each

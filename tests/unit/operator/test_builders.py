@@ -166,6 +166,17 @@ def test_trainers_keep_shards_in_a_memory_of_their_own_and_explorers_have_none()
     assert volume not in explorer["volumes"]
 
 
+def test_trainers_of_a_run_in_a_bucket_keep_shards_in_memory_too() -> None:
+    chosen = in_bucket()
+    chosen["checkpoint"]["memory"] = {"budget": "2Ti", "copies": 1}
+    pod = trainer_pod(built_cluster(chosen))
+    assert env_of(pod)["TRAINSYNC_CHECKPOINT_DIR"] == "s3://bucket/run"
+    assert env_of(pod)[CHECKPOINT_MEMORY] == "2Ti"
+    assert env_of(pod)[CHECKPOINT_MEMORY_COPIES] == "1"
+    volume = {"name": "trainsync-kept", "emptyDir": {"medium": "Memory", "sizeLimit": "2Ti"}}
+    assert volume in pod["volumes"]
+
+
 def test_trainers_are_told_of_copies_where_the_run_has_some() -> None:
     def told(memory: dict[str, Any]) -> str | None:
         chosen = spec(checkpoint={**spec()["checkpoint"], "memory": memory})

@@ -268,7 +268,6 @@ def test_a_local_runs_checkpoints_may_be_in_a_store(by_argument: bool) -> None:
 @pytest.mark.parametrize(
     ("more", "match"),
     [
-        ({"TRAINSYNC_CHECKPOINT_MEMORY": "1Gi"}, "MEMORY is set"),
         ({"TRAINSYNC_SYNC_METHOD": "checkpoint"}, "explorers read a volume"),
         ({"TRAINSYNC_CHECKPOINT_DIR": "ftp://bucket/a"}, "no store is opened by ftp://"),
         ({"TRAINSYNC_CHECKPOINT_DIR": "s3://key:word@bucket/a"}, "credentials are refused"),
@@ -283,12 +282,11 @@ def test_what_a_store_cannot_do_is_refused(more: dict[str, str], match: str) -> 
 def test_a_training_runs_checkpoints_may_be_in_a_bucket() -> None:
     url = "s3://bucket/runs/a"
     in_bucket = CLUSTER | {"TRAINSYNC_CHECKPOINT_DIR": url}
-    with pytest.raises(SettingsError, match="it is for runs on a volume"):
-        read_settings(in_bucket)  # keeps shards in memory
-    in_bucket = {k: v for k, v in in_bucket.items() if "CHECKPOINT_MEMORY" not in k}
     settings = read_settings(in_bucket)
     assert (settings.store, settings.is_local) == (url, False)
     there = read_settings(settings.environment() | {"TRAINSYNC_ATTEMPT": "0"})
     assert (there.store, there.directory) == (settings.store, settings.directory)
+    assert there.memory_place == settings.memory_place is not None
+    assert settings.memory_place.shared == url
     with pytest.raises(SettingsError, match="whose explorers read a volume"):
         read_settings(in_bucket | {"TRAINSYNC_SYNC_METHOD": "checkpoint"})

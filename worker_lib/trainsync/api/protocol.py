@@ -151,7 +151,9 @@ class LoadReport(Model):
     step: Step
     seconds: float = Field(ge=0, description="Of rank 0, from its call of load_sharded on.")
     memory_bytes: int = Field(ge=0, description="Of files that were read from pods' memory.")
-    volume_bytes: int = Field(ge=0, description="Of files that were read from the volume.")
+    volume_bytes: int = Field(
+        ge=0, description="Of files that were read from the volume, or from the run's bucket."
+    )
     neighbour_bytes: int | None = Field(
         default=None, ge=0, description="Those of memoryBytes that came from another pod's memory."
     )

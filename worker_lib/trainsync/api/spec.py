@@ -367,7 +367,7 @@ class Checkpoint(Model):
         default=None,
         description=(
             "Keeps the newest checkpoint's shards in the memory of trainer pods, too, for a restart"
-            " that keeps the pods; when absent, every load is from the volume."
+            " that keeps the pods; when absent, every load is from the volume, or the bucket."
         ),
     )
     mirror: Mirror | None = Field(
@@ -437,8 +437,8 @@ class TrainingRunSpec(Model):
         default=None,
         description=(
             "Begin a new attempt from this checkpoint, once; later steps are set aside in "
-            "rolled_back/ of the run's directory. A step that is not committed changes nothing: "
-            "status.checkpoint.rollback says so."
+            "rolled_back/ of the run's directory or bucket. A step that is not committed changes "
+            "nothing: status.checkpoint.rollback says so."
         ),
     )
     clusters: list[Cluster] = Field(

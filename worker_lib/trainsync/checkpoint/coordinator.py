@@ -18,6 +18,7 @@ from trainsync.checkpoint.load.resume import report_damage
 from trainsync.checkpoint.memory.kept import KeptShards
 from trainsync.checkpoint.memory.neighbour.neighbour import Neighbour
 from trainsync.checkpoint.memory.place import MemoryPlace
+from trainsync.checkpoint.memory.shared import Shared, open_shared
 from trainsync.checkpoint.reference_calls import (
     PlainFunction,
     SavedNames,
@@ -148,22 +149,18 @@ class CheckpointCoordinator:
         self.component_prefix = component_prefix
         self.sync_method = sync_method
         self._monitor = monitor
-        if is_store(directory) and memory is not None:
-            raise UnsupportedPlaceError(
-                f"shards of a run whose checkpoints are in {directory} are not kept in memory"
-            )
         self._where = directory
         self._run = None if is_store(directory) else RunDirectory(Path(directory))
         self._overlapped = overlapped
         self._lost_after = save_timeout + LATER_SECONDS
-        self._neighbour = self._new_neighbour(memory)
-        self._kept = (
-            None
-            if memory is None or self._run is None
-            else KeptShards(
-                memory, self._run, monitor.attempt, monitor.incarnation, self._neighbour
+        self._neighbour: Neighbour | None = None
+        self._kept: KeptShards | None = None
+        if memory is not None:
+            shared = open_shared(directory)
+            self._neighbour = self._new_neighbour(memory, shared)
+            self._kept = KeptShards(
+                memory, shared, monitor.attempt, monitor.incarnation, self._neighbour
             )
-        )
         self.commits: Final = self._new_watch(times, None)
         """The saves that this process registered, and aborts of those that it took part in."""
         self.watches: weakref.WeakSet[SaveWatch] = weakref.WeakSet({self.commits})
@@ -618,12 +615,12 @@ class CheckpointCoordinator:
             return SaveWatch(self._monitor, known, self._lost_after, times)
         return SaveWatch(self._monitor, known, self._lost_after, times, self._kept.ended)
 
-    def _new_neighbour(self, memory: MemoryPlace | None) -> Neighbour | None:
-        guests = None if memory is None else memory.guests
-        if memory is None or guests is None or self._run is None:
+    def _new_neighbour(self, memory: MemoryPlace, shared: Shared) -> Neighbour | None:
+        guests = memory.guests
+        if guests is None:
             return None
         monitor = self._monitor
-        made = Neighbour(guests, self._run, monitor.attempt, monitor.incarnation, self.rank)
+        made = Neighbour(guests, shared, monitor.attempt, monitor.incarnation, self.rank)
         weakref.finalize(self, made.close).atexit = False
         return made
 

@@ -398,15 +398,12 @@ class RunContext(RunDescription):
     def _open(self, point: ResumePoint) -> Resume:
         # A bound method, not a closure: a Resume is sent to other ranks.
         damaged = partial(self._report_damage, point)
+        memory = self._settings.memory_place
         if self._settings.store is not None:
-            return open_stored_resume(self._settings.store, point, damaged, self._report_load)
-        return open_resume(
-            self.directory,
-            point,
-            damaged,
-            self._settings.memory_place,
-            self._report_load,
-        )
+            return open_stored_resume(
+                self._settings.store, point, damaged, memory, self._report_load
+            )
+        return open_resume(self.directory, point, damaged, memory, self._report_load)
 
     def _report_load(self, report: LoadReport) -> None:
         if not self._connection.closed:

@@ -140,7 +140,8 @@ class RunSettings:
         if budget is None:
             return None
         copies = self.checkpoint.memory_copies
-        return MemoryPlace.of_run(memory, budget, self.uid, self.directory, copies)
+        where = self.store or self.directory
+        return MemoryPlace.of_run(memory, budget, self.uid, where, copies)
 
     @property
     def is_local(self) -> bool:
@@ -259,11 +260,6 @@ def _place(where: str | Path) -> tuple[Path, str | None]:
 
 
 def _check_for_store(store: str, checkpoint: CheckpointSettings, sync: SyncSettings) -> None:
-    if checkpoint.memory is not None:
-        raise SettingsError(
-            f"{env.CHECKPOINT_MEMORY} is set, and the run's checkpoints are in {store}; it is for "
-            "runs on a volume"
-        )
     if sync.method is SyncMethod.CHECKPOINT:
         raise SettingsError(
             f"{env.SYNC_METHOD} is {sync.method.value!r}, whose explorers read a volume, and the "

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from trainsync.checkpoint.memory.kept import KeptShards
 from trainsync.checkpoint.memory.place import KeptName, MemoryPlace
+from trainsync.checkpoint.memory.shared import SharedVolume
 from trainsync.storage import digest
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.receipts import Participant
@@ -31,7 +32,8 @@ class Keeping:
         (self.directory / "shm").mkdir(exist_ok=True)
         self.place = place_in(self.directory, self.budget)
         self.run = RunDirectory(self.directory / "run")
-        self.shards = KeptShards(self.place, self.run, self.attempt, self.incarnation)
+        self.shared = SharedVolume(self.run)
+        self.shards = KeptShards(self.place, self.shared, self.attempt, self.incarnation)
 
     def keep(self, step: int, data: bytes, participant: Participant = MODEL) -> None:
         file = self.shards.begin(step, participant, len(data))

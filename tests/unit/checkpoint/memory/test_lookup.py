@@ -136,7 +136,7 @@ def test_anything_else_is_read_from_the_volume_and_logged(
     with Sources(resume) as sources:
         assert sources.path(PATH) == resume.path / PATH
         assert sources.bytes([PATH]) == (0, len(DATA))
-    assert f"{PATH} is read from the volume" in caplog.text
+    assert f"{PATH} is not read from memory" in caplog.text
     assert why in caplog.text
 
 

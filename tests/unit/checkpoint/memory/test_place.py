@@ -38,6 +38,20 @@ def test_runs_are_kept_apart_by_uid_and_by_directory(tmp_path: Path) -> None:
     assert {place.parent for place in places} == {tmp_path / f"trainsync-{os.geteuid()}"}
 
 
+def test_runs_in_buckets_are_kept_apart_by_their_url_wherever_a_process_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def places() -> list[MemoryPlace]:
+        urls = ("s3://bucket/a", "s3://bucket/b")
+        return [MemoryPlace.of_run(Path("/shm"), 2, "uid", url, copies=1) for url in urls]
+
+    first, second = places()
+    assert first.directory != second.directory
+    assert first.shared == "s3://bucket/a"
+    monkeypatch.chdir(tmp_path)
+    assert places() == [first, second]
+
+
 def test_a_place_is_for_its_user_alone(tmp_path: Path) -> None:
     (tmp_path / "shm").mkdir()
     place = place_in(tmp_path)

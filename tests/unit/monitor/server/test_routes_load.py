@@ -31,7 +31,7 @@ def test_from_where_an_attempt_has_loaded_shows_in_metrics_and_as_an_event(
     assert f'{loaded}{{{labels},source="memory"}} 3e+09' in text
     assert f'{loaded}{{{labels},source="volume"}} 2e+07' in text
     assert f"trainsync_checkpoint_load_seconds_sum{{{labels}}} 1.5" in text
-    told = "attempt 0 loaded step 10 in 1.5 s: 3 GB from memory, 0.02 GB from the volume"
+    told = "attempt 0 loaded step 10 in 1.5 s: 3 GB from memory, 0.02 GB from storage"
     eventually(lambda: told in [event["message"] for event in api.events])
 
 
@@ -45,7 +45,7 @@ def test_what_came_from_other_pods_is_counted_apart(
     loaded = "trainsync_checkpoint_loaded_bytes_total"
     assert f'{loaded}{{{labels},source="memory"}} 2e+09' in text
     assert f'{loaded}{{{labels},source="neighbour"}} 1e+09' in text
-    told = "3 GB from memory (1 GB of that from another pod's), 0.02 GB from the volume"
+    told = "3 GB from memory (1 GB of that from another pod's), 0.02 GB from storage"
     eventually(lambda: any(told in event["message"] for event in api.events))
 
 

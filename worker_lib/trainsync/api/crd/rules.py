@@ -178,11 +178,6 @@ RULES: Final[dict[str, list[Rule]]] = {
             " 2 replicas or more of the group of role Trainer, or remove copies",
         ),
         Rule(
-            "!has(self.checkpoint.storage.objectStore) || !has(self.resumeFrom)",
-            "spec.resumeFrom sets later steps aside on a volume, and"
-            " spec.checkpoint.storage.objectStore has none: remove it",
-        ),
-        Rule(
             "!has(self.sync.bucketSize) || self.sync.method == 'nccl'",
             "spec.sync.bucketSize is for spec.sync.method nccl alone: remove it with any other",
         ),
@@ -359,10 +354,9 @@ RULES: Final[dict[str, list[Rule]]] = {
             " TrainingRun instead",
         ),
         Rule(
-            "!has(self.storage.objectStore) || !(has(self.path) || has(self.memory) ||"
-            " has(self.mirror))",
-            "spec.checkpoint.path, memory and mirror need a volume, and storage.objectStore has"
-            " none: remove them (the prefix is in its url)",
+            "!has(self.storage.objectStore) || !(has(self.path) || has(self.mirror))",
+            "spec.checkpoint.path and mirror need a volume, and storage.objectStore has none:"
+            " remove them (the prefix is in its url)",
         ),
         Rule(
             "has(self.path) == has(oldSelf.path) && (!has(self.path) || self.path == oldSelf.path)",

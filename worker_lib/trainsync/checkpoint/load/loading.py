@@ -22,16 +22,14 @@ from trainsync.checkpoint.errors import (
     StateMismatchError,
     WorldSizeMismatchError,
 )
-from trainsync.checkpoint.load.reshard.files import MappedShards, ShardFiles
 from trainsync.checkpoint.load.reshard.model import ModelLoad
 from trainsync.checkpoint.load.reshard.optimizer import OptimizerLoad
 from trainsync.checkpoint.load.reshard.read import ComponentRead
 from trainsync.checkpoint.load.reshard.shard_files import Component, find_component
 from trainsync.checkpoint.load.resume import Resume, require_resume
 from trainsync.checkpoint.load.state import Combine, StateLoad
-from trainsync.checkpoint.load.stored_shards import StoredShards
+from trainsync.checkpoint.load.step_files import StepFiles
 from trainsync.checkpoint.load.verify import Need, assign, verify, verify_all
-from trainsync.checkpoint.memory.lookup import Sources
 from trainsync.checkpoint.memory.neighbour.fetching import bring
 from trainsync.checkpoint.shard_names import shard_file_name
 from trainsync.checkpoint.training_state import LiveState, Stateful
@@ -54,7 +52,7 @@ class Loaded:
         extra: the ``extra`` of ``training_state``: this rank's; rank 0's where another number of
             ranks saved.
         memory_bytes, volume_bytes: of the files that this rank read from memory (see
-            ``checkpoint.memory``), and from the volume; or what it read from the store.
+            ``checkpoint.memory``), and from the volume; of a run in a store, what it read there.
         neighbour_bytes: how many of ``memory_bytes`` came from another pod's memory.
     """
 
@@ -110,17 +108,17 @@ def load_sharded(
     require_resume(resume, "load_sharded")
     began = time.monotonic()
     ranks = open_agreement("load", timeout, LoadFailedError, LoadPeerLostError)
-    with _sources(resume) as sources:
-        load = _RankLoad(resume, subdir, ranks, sources)
-        if isinstance(sources, Sources):
-            load.fetched = bring(resume, load.own_paths, sources, ranks, timeout / 4)
+    with StepFiles(resume) as files:
+        load = _RankLoad(resume, subdir, ranks, files)
+        load.fetched = bring(resume, load.own_paths, files.memory, ranks, timeout / 4)
 
         def plan() -> str:
             live = LiveState(
                 scheduler=scheduler, dataloader=dataloader, generators=generators or {}
             )
             load.plan(model, optimizer, live, rng, combine_dataloaders)
-            return json.dumps([socket.gethostname(), sorted(load.paths_on_volume)])
+            files.find(load.paths)
+            return json.dumps([socket.gethostname(), sorted(files.unchecked(load.paths))])
 
         answers = [json.loads(answer) for answer in ranks.do("planning to load", plan)]
         needs = [Need(host, frozenset(paths)) for host, paths in answers]
@@ -131,7 +129,7 @@ def load_sharded(
     logger.log(
         logging.INFO if ranks.rank == 0 else logging.DEBUG,
         "step %d, saved by %d ranks: restored %s; not restored: %s; %d bytes from memory (%d of "
-        "them from another pod's), %d from the volume",
+        "them from another pod's), %d from %s",
         loaded.step,
         loaded.world_size,
         ", ".join(loaded.restored),
@@ -139,6 +137,7 @@ def load_sharded(
         loaded.memory_bytes,
         loaded.neighbour_bytes,
         loaded.volume_bytes,
+        "the volume" if resume.store is None else resume.store.url,
     )
     if ranks.rank == 0 and resume.report_load is not None:
         memory, volume, neighbour = (sum(each) for each in zip(*map(json.loads, read), strict=True))
@@ -154,23 +153,12 @@ def load_sharded(
     return loaded
 
 
-def _sources(resume: Resume) -> Sources | StoredShards:
-    return Sources(resume) if resume.store is None else StoredShards(resume, resume.store)
-
-
-def _shards(sources: Sources | StoredShards) -> ShardFiles:
-    return MappedShards(sources.path) if isinstance(sources, Sources) else sources
-
-
 class _RankLoad:
     """One rank's part of a load, phase by phase."""
 
-    def __init__(
-        self, resume: Resume, subdir: str, ranks: Agreement, sources: Sources | StoredShards
-    ) -> None:
+    def __init__(self, resume: Resume, subdir: str, ranks: Agreement, files: StepFiles) -> None:
         self._resume = resume
-        self._sources = sources
-        self._files = _shards(sources)
+        self._files = files
         self._subdir = subdir
         self._ranks = ranks
         self._opened: list[str] = []
@@ -193,12 +181,6 @@ class _RankLoad:
             for found in components
             if found is not None and found.world_size == world_size
         ]
-
-    @property
-    def paths_on_volume(self) -> set[str]:
-        """Those that are not in memory, whose bytes are checked there."""
-        self._sources.find(self.paths)
-        return {path for path in self.paths if not self._sources.in_memory(path)}
 
     def plan(
         self,
@@ -231,9 +213,8 @@ class _RankLoad:
 
     def _raise_damage(self) -> None:
         """Raise damage of an opened file alone: it is why opening failed."""
-        for path in self._opened:
-            if self._sources.in_memory(path):
-                continue
+        unchecked = self._files.unchecked(self._opened)
+        for path in [path for path in self._opened if path in unchecked]:
             try:
                 verify(self._resume, path)
             except CorruptCheckpointError as damage:
@@ -252,7 +233,7 @@ class _RankLoad:
     def apply(self) -> str:
         for part in (*self._parts, self._state):
             part.apply()
-        return json.dumps([*self._sources.bytes(self.paths), self.fetched])
+        return json.dumps([*self._files.bytes(self.paths), self.fetched])
 
     def result(self, with_optimizer: bool) -> Loaded:
         state = self._state
@@ -266,7 +247,7 @@ class _RankLoad:
             tuple(restored),
             not_restored,
             state.extra,
-            *self._sources.bytes(self.paths),
+            *self._files.bytes(self.paths),
             self.fetched,
         )
 
@@ -274,7 +255,7 @@ class _RankLoad:
         """Look in memory for what this rank reads at least, all of it at once."""
         rank, world_size = self._ranks.rank, self._ranks.world_size
         components = [self._component(name) for name in ("model", "optim", "extra_state")]
-        self._sources.find(
+        self._files.find(
             found.path(found.home(rank, world_size)) for found in components if found is not None
         )
 
@@ -308,12 +289,9 @@ def load_shard(resume: Resume, path: str, map_location: str | torch.device = "cp
     """
     require_resume(resume, "load_shard")
     resume.entry(path)  # raises when it was not saved
-    with _sources(resume) as sources:
-        if isinstance(sources, StoredShards):
-            return sources.load(path, map_location)
-        if not sources.in_memory(path):
-            verify(resume, path)
-        return torch.load(sources.path(path), map_location=map_location, weights_only=True)
+    with StepFiles(resume) as files:
+        verify_all(resume, sorted(files.unchecked([path])))
+        return files.load(path, map_location)
 
 
 def load_rank_shard(

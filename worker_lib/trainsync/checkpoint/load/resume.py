@@ -173,6 +173,7 @@ def open_stored_resume(
     url: str,
     point: ResumePoint,
     report: Callable[[str], bool] | None = None,
+    memory: MemoryPlace | None = None,
     report_load: Callable[[LoadReport], None] | None = None,
 ) -> Resume:
     """As `open_resume`, of a run whose checkpoints are in the store of ``url``.
@@ -203,6 +204,7 @@ def open_stored_resume(
         Path(url) / point.path,
         stored.manifest,
         report,
-        report_load=report_load,
-        store=StoredFiles(url, dict(stored.keys)),
+        memory,
+        report_load,
+        StoredFiles(url, dict(stored.keys)),
     )

@@ -5,8 +5,7 @@ ranges are in memory at most, and of tensors that are not contiguous twice `file
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from types import TracebackType
-from typing import Any, BinaryIO, Final, Self, cast
+from typing import Any, BinaryIO, Final, cast
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -29,35 +28,26 @@ class StoredShards:
     raises.
     """
 
-    mapped = False
-
     def __init__(self, resume: Resume, files: StoredFiles) -> None:
         self._ranges = Ranges(resume, files)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def forget(self) -> None:
+        """Give back the memory of what parts of files are checked by."""
         self._ranges.forget()
 
     def find(self, paths: Iterable[str]) -> None:
         """Have in memory what parts of the files are checked by. Raises as `open`."""
         self._ranges.prepare(paths)
 
-    def in_memory(self, path: str) -> bool:
-        """True: what is read of any file is checked on its way."""
+    def is_mapped(self, path: str) -> bool:
+        """See `ShardFiles`."""
         del path
-        return True
+        return False
 
-    def bytes(self, paths: Iterable[str]) -> tuple[int, int]:
-        """How many bytes came from memory, and from the store so far."""
-        del paths
-        return 0, self._ranges.fetched
+    @property
+    def fetched(self) -> int:
+        """How many bytes came from the store so far."""
+        return self._ranges.fetched
 
     def open(self, path: str) -> Any:
         """See `ShardFiles`.

@@ -1,7 +1,7 @@
-"""One process's files in memory: written beside those on the volume, and dropped in time.
+"""One process's files in memory: written beside those of the save, and dropped in time.
 
 Nothing here fails a save, or makes the trainer wait: it runs in the thread that writes the file to
-the volume, and what goes wrong ends the keeping of that file, with a line in the log.
+the volume or the store, and what goes wrong ends the keeping of that file, with a line in the log.
 """
 
 import fcntl
@@ -20,12 +20,11 @@ from typing import Final, Protocol
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.memory.decision import to_drop
 from trainsync.checkpoint.memory.place import MemoryPlace
+from trainsync.checkpoint.memory.shared import Shared
 from trainsync.checkpoint.memory.sweep import forget_later, hold, sweep
 from trainsync.failpoints import failpoint
 from trainsync.storage.digest import ALGORITHM
 from trainsync.storage.errors import StorageError
-from trainsync.storage.layout import RunDirectory
-from trainsync.storage.saves.manifest import committed_steps
 from trainsync.storage.saves.receipts import Participant
 
 logger = logging.getLogger(__name__)
@@ -75,7 +74,7 @@ class KeptShards:
     """What this process keeps in memory. Thread-safe.
 
     Args:
-        run: on the volume, where the commits are.
+        shared: where the commits are looked up.
         attempt, incarnation: of this process.
         follower: is told of each file that is kept.
         needed: the step that is loaded, which may not be the newest commit; None: that one.
@@ -84,7 +83,7 @@ class KeptShards:
     def __init__(
         self,
         place: MemoryPlace,
-        run: RunDirectory,
+        shared: Shared,
         attempt: int,
         incarnation: str,
         follower: Follower | None = None,
@@ -92,12 +91,12 @@ class KeptShards:
     ) -> None:
         self.place: Final = place
         self._needed = needed
-        self._run = run
+        self._shared = shared
         self._attempt = attempt
         self._incarnation = incarnation
         self._newest: int | None = None
         self._aborted: set[int] = set()
-        self._looked_for = -1  # step for which the commits on the volume were looked up
+        self._looked_for = -1  # step for which the newest commit was looked up
         self._lock = threading.Lock()  # guards these, and the log
         self._told: set[str] = set()
         self._held: int | None = None  # for the life of this object
@@ -145,7 +144,7 @@ class KeptShards:
         return file
 
     def ended(self, kind: SaveKind, step: int, committed: bool) -> None:
-        """A save has ended: what is not needed any more is dropped. Never blocks on the volume."""
+        """A save has ended: what is not needed any more is dropped. Never blocks on the storage."""
         if kind is not SaveKind.CHECKPOINT:
             return
         with self._lock:
@@ -173,13 +172,13 @@ class KeptShards:
             logger.exception("a neighbour is not told of what is kept in memory")
 
     def skip(self, what: str, error: Exception) -> None:
-        """Say, once for each kind of reason, that the volume alone has it."""
+        """Say, once for each kind of reason, that the storage alone has it."""
         with self._lock:
             is_new = type(error).__name__ not in self._told
             self._told.add(type(error).__name__)
         logger.log(
             logging.WARNING if is_new else logging.DEBUG,
-            "%s is not kept in memory, and would be loaded from the volume: %s",
+            "%s is not kept in memory, and would be loaded from the run's storage: %s",
             what,
             error,
         )
@@ -205,9 +204,8 @@ class KeptShards:
     def _look(self, step: int) -> None:
         """Look up the newest commit, once a step; a process does not hear of every one."""
         with self._lock:
-            is_known = self._looked_for == step
-        steps = [] if is_known else committed_steps(self._run, SaveKind.CHECKPOINT)
-        newest = max(steps, default=None)
+            is_known = self._looked_for == step or self._needed is not None
+        newest = None if is_known else self._shared.newest()
         with self._lock:
             self._looked_for = step
             self._aborted.discard(step)  # it is saved again
@@ -267,6 +265,12 @@ class KeptFile:
         self._part = part  # its step and participant
         self._fd: int | None = fd
         self._size = 0
+
+    def restart(self) -> None:
+        """Take all bytes from the first on once more; never raises."""
+        if self._fd is not None:
+            os.lseek(self._fd, 0, os.SEEK_SET)
+            self._size = 0
 
     def write(self, block: memoryview) -> None:
         """Take the next bytes; never raises."""

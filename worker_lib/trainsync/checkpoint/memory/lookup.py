@@ -1,4 +1,5 @@
-"""The files that one load reads: each from memory if it lies there whole, else from the volume."""
+"""The files that one load reads: which of them lie in memory, whole; the rest is on the volume, or
+in the store."""
 
 import logging
 import os
@@ -75,21 +76,24 @@ class Sources:
         return self._opened.get(path) is not None
 
     def path(self, path: str) -> Path:
-        """Where to open a file of the checkpoint, by its path relative to the step's directory."""
+        """Where to open a file of the checkpoint, by its path relative to the step's directory.
+
+        Of a run in a store only what is in memory can be opened.
+        """
         if self.in_memory(path):
             return _OPENED / str(self._opened[path])
         return self._resume.path / path
 
     def bytes(self, paths: Iterable[str]) -> tuple[int, int]:
-        """How many bytes of these files are read from memory, and from the volume."""
-        memory = volume = 0
+        """How many bytes of these files are read from memory, and from elsewhere."""
+        memory = rest = 0
         for path in paths:
             size = self._resume.entry(path).bytes
             if self.in_memory(path):
                 memory += size
             else:
-                volume += size
-        return memory, volume
+                rest += size
+        return memory, rest
 
 
 def _open(place: MemoryPlace, entry: FileEntry) -> int | None:
@@ -100,13 +104,13 @@ def _open(place: MemoryPlace, entry: FileEntry) -> int | None:
             one.path(kept) for one in places for kept in one.files() if kept.digest == entry.digest
         ]
     except OSError as error:
-        logger.warning("%s is read from the volume: memory cannot be used: %s", entry.path, error)
+        logger.warning("%s is not read from memory, which cannot be used: %s", entry.path, error)
         return None
     for path in found:
         try:
             fd = os.open(path, _FLAGS)
         except OSError as error:
-            logger.warning("%s is read from the volume: %s", entry.path, error)
+            logger.warning("%s is not read from memory: %s", entry.path, error)
             continue
         try:
             problem = _problem(fd, entry)
@@ -118,7 +122,7 @@ def _open(place: MemoryPlace, entry: FileEntry) -> int | None:
         if problem is None:
             return fd
         os.close(fd)
-        logger.warning("%s is read from the volume: %s in memory %s", entry.path, path, problem)
+        logger.warning("%s is not read from memory: %s %s", entry.path, path, problem)
     return None
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from trainsync.storage.digest import ALGORITHM
+from trainsync.storage.objects.address import is_url
 
 DEFAULT_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a directory of this user below it
 _KEY_DIGITS: Final = 32
@@ -28,17 +29,17 @@ class MemoryPlace:
     Attributes:
         directory: of this user alone; its parent, too.
         budget: bytes that all of them may keep there.
-        shared: the run's directory on the volume, where a neighbour has copies of the files; None:
-            there are no copies.
+        shared: the run's directory on the volume, or the URL of its store, where a neighbour has
+            copies of the files; None: there are no copies.
     """
 
     directory: Path
     budget: int
-    shared: Path | None = None
+    shared: str | Path | None = None
 
     @classmethod
     def of_run(
-        cls, memory: Path, budget: int, uid: str, checkpoints: Path, copies: int = 0
+        cls, memory: Path, budget: int, uid: str, checkpoints: str | Path, copies: int = 0
     ) -> Self:
         """The place of a run.
 
@@ -46,10 +47,12 @@ class MemoryPlace:
             memory: where the memory file system is mounted.
             budget: of all that lies there. With copies a half of it is for those of a neighbour.
             uid: of the run.
-            checkpoints: the run's directory on the volume, by which local runs are told apart.
+            checkpoints: the run's directory on the volume, or the URL of its store, by which local
+                runs are told apart.
             copies: of each file, with a neighbour: 0 or 1.
         """
-        identity = f"{uid}\n{os.path.realpath(checkpoints)}".encode()
+        where = checkpoints if is_url(checkpoints) else os.path.realpath(checkpoints)
+        identity = f"{uid}\n{where}".encode()
         key = hashlib.sha256(identity).hexdigest()[:_KEY_DIGITS]
         directory = memory / f"trainsync-{os.geteuid()}" / key
         return cls(directory, budget // (1 + copies), checkpoints if copies else None)

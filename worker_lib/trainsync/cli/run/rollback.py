@@ -31,8 +31,9 @@ def rollback(
 ) -> None:
     """Let a run begin a new attempt from an older checkpoint, and wait for the monitor's answer.
 
-    Sets spec.resumeFrom. Later steps are set aside in rolled_back/ of the run's directory, and are
-    not deleted. A step that is not committed is refused, and the run goes on as it is.
+    Sets spec.resumeFrom. Later steps are set aside in rolled_back/ of the run's directory or
+    bucket, and are not deleted. A step that is not committed is refused, and the run goes on as it
+    is.
     """
     target = KubeconfigOptions(namespace, context, kubeconfig)
     pace = PollTimes.of(invocation)

@@ -45,6 +45,7 @@ from trainsync.monitor.resume.answers import ResumeAnswers
 from trainsync.monitor.resume.choice import Resuming
 from trainsync.monitor.resume.digest_reader import DigestReader
 from trainsync.monitor.resume.rollback import Rollbacks
+from trainsync.monitor.resume.rollback_places import VolumeRollbacks
 from trainsync.monitor.server import views
 from trainsync.monitor.serving.roster import ServerRoster
 from trainsync.storage import atomic
@@ -156,7 +157,9 @@ class MonitorCore:
             observer=self._observer,
             gate=self._authority.gate,
         )
-        self._rollbacks = Rollbacks(run, settings.run_uid, self._authority, leased)
+        self._rollbacks = Rollbacks(
+            VolumeRollbacks(run, settings.run_uid, self._authority.gate, leased), settings.run_uid
+        )
         self._permits = Permits(
             monotonic, self._observer.permit_granted, self._observer.permit_ended
         )

@@ -195,7 +195,7 @@ class EventQueue(NullObserver):
         self._add(
             EventReason.LOADED,
             f"attempt {attempt} loaded step {report.step} in {report.seconds:.1f} s: {memory:.3g} "
-            f"GB from memory{of_others}, {volume:.3g} GB from the volume",
+            f"GB from memory{of_others}, {volume:.3g} GB from storage",
         )
 
     def resume_failed(self, attempt: int, message: str) -> None:

@@ -153,7 +153,9 @@ KEPT_BYTES: Final = counter(
 LOADED_BYTES: Final = counter(
     "trainsync_checkpoint_loaded_bytes_total",
     "Bytes that load_sharded read to resume.",
-    Label("source", "memory (of the pod), neighbour (memory of another) or volume", 3),
+    Label(
+        "source", "memory (of the pod), neighbour (memory of another) or volume (or a bucket)", 3
+    ),
     unit="bytes",
 )
 LOAD_SECONDS: Final = histogram(

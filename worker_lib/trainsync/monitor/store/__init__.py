@@ -3,6 +3,6 @@
 `core` answers requests and ticks, as `trainsync.monitor.commit.core` does on a volume; `executor`
 carries out the ledger's decisions, `scan` takes what participants put into the ledger, `tidy`
 removes what is over, and `origin` chooses what an attempt resumes from. Only checkpoints are saved
-there, no state dicts, and it has no roll-back and no account. What decides who may commit is in
+there, no state dicts, and it has no account but in a pod. What decides who may commit is in
 `trainsync.storage.objects.live`.
 """

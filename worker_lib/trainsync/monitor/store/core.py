@@ -248,7 +248,7 @@ class StoreCore:
                 self._settle_last()
             self._tenure.claim(owner.attempt, cluster, owner.incarnation)
             self._holds = False  # until what the store has is known anew
-            self._worker.rebuild()
+            self._rebuild()
             self._holds = True
         if begins:
             self._resuming.forget()
@@ -469,8 +469,12 @@ class StoreCore:
     def _take(self, check: Callable[[Term | None], None]) -> None:
         require_conditional_puts(self._bucket)
         self._tenure.take(check)
-        self._worker.rebuild()
+        self._rebuild()
         self._checked = self._monotonic()
+
+    def _rebuild(self) -> None:
+        """Learn what the store has; the attempt in force is claimed by now."""
+        self._worker.rebuild()
 
     def _taken(self) -> None:
         """Another monitor may have been at work since this one was."""

@@ -102,6 +102,8 @@ class StoreExecutor:
         self._doomed: dict[int, set[str]] = {}  # see `references.remove`
         self.health = VolumeHealth(observer, Unhealthy.STORE)
         self.revision = 0
+        self.also_kept: Callable[[], set[int]] = set
+        """Steps that retention keeps, beside those that this executor knows of."""
 
     # Facts in.
 
@@ -394,6 +396,7 @@ class StoreExecutor:
         if not self._retention_due or self._max_to_keep is None:
             return
         protected = {save.key.step for save in self.ledger.saves() if save.open}
+        protected |= self.also_kept()
         newest = self.ledger.newest(_KIND)
         if newest is not None:
             protected.add(newest.step)

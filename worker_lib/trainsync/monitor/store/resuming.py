@@ -15,6 +15,7 @@ from trainsync.storage.layout import step_name
 from trainsync.storage.objects import keys
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import StoreError
+from trainsync.storage.objects.live import rolled_back
 from trainsync.storage.objects.live.term import Tenure
 
 _LOG = logging.getLogger(__name__)
@@ -169,10 +170,12 @@ class StoreResuming:
         """Whether the step is set aside, or that cannot be told: then it is said elsewhere."""
         try:
             found = self._bucket.below(keys.step_objects(step))
+            return any(info.key.endswith(".damaged") for info in found) or rolled_back.is_aside(
+                self._bucket, step
+            )
         except StoreError as error:
             _LOG.warning("%s", error)
             return True
-        return any(info.key.endswith(".damaged") for info in found)
 
 
 def _point(step: int, digest: str) -> ResumePoint:

@@ -24,6 +24,8 @@ from trainsync.monitor.commit.health import Unhealthy, worst
 from trainsync.monitor.commit.observer import Observer, Observers
 from trainsync.monitor.ledger.saves import CommittedInfo, SaveOwner
 from trainsync.monitor.ledger.stop_save import StopAnswer, at_risk, stop_save
+from trainsync.monitor.resume.rollback import Rollbacks
+from trainsync.monitor.resume.rollback_places import StoreRollbacks
 from trainsync.monitor.server import views
 from trainsync.monitor.serving.roster import ServerRoster
 from trainsync.monitor.store.core import StoreCore
@@ -72,11 +74,21 @@ class ServedStoreCore(StoreCore):
             authority=authority,
             executor=executor,
         )
+        self._rollbacks = Rollbacks(
+            StoreRollbacks(bucket, settings.run_uid, self._tenure, self._see_right),
+            settings.run_uid,
+        )
+        self._worker.also_kept = self._rollbacks.kept
         self._servers = servers
         self._stop: StopAnswer | None = None
         self._claims: list[Claim] = []
         self.gpus = 0.0
         """GPUs that the run's pods ask for; what is at risk is counted in them."""
+
+    @property
+    def revision(self) -> int:
+        """See `StoreCore`."""
+        return super().revision + self._rollbacks.revision
 
     @property
     def tells(self) -> bool:
@@ -110,11 +122,10 @@ class ServedStoreCore(StoreCore):
         self._note(successor, cluster)
 
     def resume_from(self, wanted: ResumeFrom | None) -> None:
-        """The present ``spec.resumeFrom``, which the API server refuses for such a run."""
-        if wanted is not None:
-            _LOG.error(
-                "spec.resumeFrom is for runs on a volume: step %d is not gone back to", wanted.step
-            )
+        """The present ``spec.resumeFrom``: see `Rollbacks.ask`."""
+        self._ready()
+        with self._kept():
+            self._rollbacks.ask(wanted, self._worker.ledger)
 
     def check(self, owner: SaveOwner) -> None:
         """Pass if the owner is in force.
@@ -197,6 +208,7 @@ class ServedStoreCore(StoreCore):
             stop_save=self.stop_save(),
             at_risk=at_risk(progress, self._progress.first, ledger, self.gpus),
             account=self._account.shown(),
+            rollback=self._rollbacks.view,
             restarts=self._restarts(),
         )
 
@@ -223,6 +235,10 @@ class ServedStoreCore(StoreCore):
                 created_at=self._clock(),
             )
             self._claims = [*self._claims, claim][-_CLAIMS_KEPT:]
+
+    def _rebuild(self) -> None:
+        self._rollbacks.begin()  # the later steps go before anything is learnt from the store
+        super()._rebuild()
 
     def _taken(self) -> None:
         self._account.load()

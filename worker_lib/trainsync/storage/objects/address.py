@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from trainsync.storage.objects.errors import StoreUrlError
@@ -34,9 +34,9 @@ class StoreUrl:
         return f"{self.scheme}://{'/' if self.scheme == 'file' else ''}{'/'.join(parts)}"
 
 
-def is_url(text: str) -> bool:
+def is_url(text: str | Path) -> bool:
     """Whether ``text`` is meant as a URL, be it a good one; else it is a directory."""
-    return _SCHEME.match(text) is not None
+    return isinstance(text, str) and _SCHEME.match(text) is not None
 
 
 def parse(text: str) -> StoreUrl:

@@ -16,6 +16,7 @@ from trainsync.storage.layout import parse_step, step_name
 from trainsync.storage.objects import commits, keys
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingError
+from trainsync.storage.objects.live import references
 from trainsync.storage.objects.manifests import Stored
 from trainsync.storage.parallel import for_each
 from trainsync.storage.saves.manifest import Committed
@@ -41,6 +42,7 @@ def is_store(bucket: Bucket) -> bool:
         keys.OBJECTS,
         keys.PROBES,
         keys.RUN,
+        keys.ROLLED_BACK,
         *(keys.pointer(kind) for kind in SaveKind),
     }
     names = {*bucket.folders(""), *(info.key for info in bucket.objects(""))}
@@ -202,8 +204,13 @@ def targets(bucket: Bucket) -> dict[SaveKind, int]:
 
 def unlisted(bucket: Bucket, saves: Sequence[StoredSave]) -> list[tuple[int, str]]:
     """(step, folder) of each writer's folder in which no manifest of ``saves`` names an object:
-    a copy that is at work, or that was killed."""
-    named = {
+    a copy that is at work, or that was killed. None where a manifest that a roll-back has set aside
+    cannot be understood: it may name any."""
+    try:
+        aside = references.rolled_back(bucket)
+    except DamagedFileError:
+        return []
+    named = {keys.folder_of(key) for key in aside} | {
         keys.folder_of(key)
         for found in saves
         if found.stored is not None

@@ -18,6 +18,7 @@ MANIFESTS: Final = "manifests"
 OBJECTS: Final = "objects"
 PROBES: Final = "probe"
 RUN: Final = "run"
+ROLLED_BACK: Final = "rolled_back"
 _PLAIN: Final = re.compile(r"^[A-Za-z0-9._/+=@,-]{1,400}$")
 _SUFFIX: Final = ".json"
 _ASIDE: Final = "aside"
@@ -42,6 +43,20 @@ def parse_manifest(kind: SaveKind, key: str) -> int | None:
     """The step of a key in `manifests`; None: it is not ours."""
     name = key.removeprefix(f"{manifests(kind)}/")
     return parse_step(name.removesuffix(_SUFFIX)) if name.endswith(_SUFFIX) else None
+
+
+def rolled_back(folder: str, kind: SaveKind, step: int) -> str:
+    """Key of a manifest that a roll-back has set aside in ``folder``; its objects stay."""
+    return f"{ROLLED_BACK}/{folder}/{kind.value}/{step_name(step)}{_SUFFIX}"
+
+
+def parse_rolled_back(key: str) -> tuple[SaveKind, int] | None:
+    """Kind and step of a manifest below `ROLLED_BACK`; None: it is none."""
+    parts = key.split("/")
+    step = parse_step(parts[-1].removesuffix(_SUFFIX)) if key.endswith(_SUFFIX) else None
+    if len(parts) != 4 or parts[0] != ROLLED_BACK or parts[2] not in set(SaveKind) or step is None:
+        return None
+    return SaveKind(parts[2]), step
 
 
 def step_objects(step: int) -> str:

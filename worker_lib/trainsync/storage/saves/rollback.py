@@ -63,11 +63,21 @@ def new_folder(step: int) -> str:
     return f"to-{step}-{secrets.token_hex(4)}"
 
 
+def encode(rollback: Rollback) -> bytes:
+    """The bytes of the record."""
+    return records.encode(_RECORD, rollback)
+
+
+def decode(data: bytes, where: Path) -> Rollback:
+    """Inverse of `encode`; ``where`` is for messages. Raises `DamagedFileError`."""
+    return records.decode(_RECORD, data, where)
+
+
 def write(run: RunDirectory, rollback: Rollback, gate: Callable[[], None]) -> None:
     """Replace the record, atomically, if ``gate``, asked right before, raises nothing. Raises
     `OSError`."""
     atomic.make_directory(run.rollback.parent)
-    atomic.write_bytes(run.rollback, records.encode(_RECORD, rollback), gate)
+    atomic.write_bytes(run.rollback, encode(rollback), gate)
 
 
 def read(run: RunDirectory, run_uid: str) -> Rollback | None:

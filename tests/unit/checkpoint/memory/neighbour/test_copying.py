@@ -11,6 +11,7 @@ from trainsync.checkpoint.memory.kept import KeptShards
 from trainsync.checkpoint.memory.neighbour import wire
 from trainsync.checkpoint.memory.neighbour.neighbour import Neighbour
 from trainsync.checkpoint.memory.place import MemoryPlace
+from trainsync.checkpoint.memory.shared import SharedVolume
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.receipts import Participant
 
@@ -28,12 +29,13 @@ class Process:
         memory = directory / f"shm-{rank}"
         memory.mkdir(exist_ok=True)
         run = RunDirectory(directory / "run")
+        shared = SharedVolume(run)
         place = MemoryPlace.of_run(memory, 64 << 20, "uid", run.root, copies=1)
         assert place.guests is not None
         self.guests = place.guests
         self.participant = Participant("model", rank)
-        self.neighbour = Neighbour(place.guests, run, 0, INCARNATION, rank)
-        self.shards = KeptShards(place, run, 0, INCARNATION, self.neighbour)
+        self.neighbour = Neighbour(place.guests, shared, 0, INCARNATION, rank)
+        self.shards = KeptShards(place, shared, 0, INCARNATION, self.neighbour)
 
     def begin(self) -> None:
         """Take copies, before it has kept a file."""

@@ -17,6 +17,7 @@ from trainsync.checkpoint.memory.kept import KeptShards
 from trainsync.checkpoint.memory.lookup import Sources
 from trainsync.checkpoint.memory.neighbour.fetching import Holder, bring, choose
 from trainsync.checkpoint.memory.place import MemoryPlace
+from trainsync.checkpoint.memory.shared import SharedVolume
 from trainsync.dist.agreement import Agreement
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import Manifest
@@ -69,11 +70,12 @@ class Rank:
 
     def keep(self, number: int, data: bytes | None = None, *, as_guest: bool = False) -> None:
         """Have a file in memory; with ``data``, other bytes under its name."""
-        shards = KeptShards(self.place, self.run, 0, INCARNATION)
+        shared = SharedVolume(self.run)
+        shards = KeptShards(self.place, shared, 0, INCARNATION)
         if as_guest:
             shards.hold()
             assert self.place.guests is not None
-            shards = KeptShards(self.place.guests, self.run, 0, INCARNATION)
+            shards = KeptShards(self.place.guests, shared, 0, INCARNATION)
         file = shards.begin(5, Participant("model", number), len(DATA[number]))
         assert file is not None
         file.write(memoryview(DATA[number] if data is None else data))

@@ -29,7 +29,7 @@ class Node:
         self.keeping = Keeping(directory)
         self.keeping.shards.hold()
         self.place = MemoryPlace(self.keeping.place.directory / "guests", budget)
-        self.guests = KeptShards(self.place, self.keeping.run, 0, INCARNATION)
+        self.guests = KeptShards(self.place, self.keeping.shared, 0, INCARNATION)
         self.guests.hold()
         self.key = run_key(self.keeping.run)
         places = [self.keeping.place, self.place]

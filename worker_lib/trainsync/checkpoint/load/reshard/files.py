@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from trainsync.checkpoint.load.reshard.shard_files import forget_pages, open_shard
+from trainsync.checkpoint.load.reshard.shard_files import forget_pages, open_shard, read_archive
 from trainsync.checkpoint.save.staging.copy import Copy, copy_all
 
 # More fill the memory bus, and the threads of the ranks beside this one copy, too.
@@ -23,8 +23,9 @@ Both have one shape and dtype."""
 class ShardFiles(Protocol):
     """The files of one step, by their path in it."""
 
-    mapped: bool
-    """Whether the tensors of an opened file can be read as they are."""
+    def is_mapped(self, path: str) -> bool:
+        """Whether the tensors of the file, once opened, can be read as they are."""
+        ...
 
     def open(self, path: str) -> Any:
         """The state in a file; only `copy` and `real` read its tensors.
@@ -34,7 +35,7 @@ class ShardFiles(Protocol):
         """
         ...
 
-    def load(self, path: str) -> Any:
+    def load(self, path: str, map_location: str | torch.device = "cpu") -> Any:
         """The state in a file, whose tensors own their memory. Raises as `open`."""
         ...
 
@@ -54,18 +55,22 @@ class MappedShards:
         locate: where to open a file.
     """
 
-    mapped = True
-
     def __init__(self, locate: Callable[[str], Path]) -> None:
         self._locate = locate
+
+    def is_mapped(self, path: str) -> bool:
+        """See `ShardFiles`."""
+        del path
+        return True
 
     def open(self, path: str) -> Any:
         """See `ShardFiles`; the caller checks the file's digest, and keeps the file."""
         return open_shard(self._locate(path))
 
-    def load(self, path: str) -> Any:
+    def load(self, path: str, map_location: str | torch.device = "cpu") -> Any:
         """See `ShardFiles`; the caller checks the file's digest."""
-        return open_shard(self._locate(path), mapped=False)
+        file = self._locate(path)
+        return read_archive(file, str(file), map_location=map_location, mmap=False)
 
     def copy(self, pairs: Iterable[Pair]) -> None:
         """See `ShardFiles`. What was read does not stay in the memory of this process."""

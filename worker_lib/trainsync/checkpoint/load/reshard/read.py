@@ -120,7 +120,7 @@ class ComponentRead:
         for key, want in self._wants.items():
             for piece in want.pieces:
                 self._part(piece.rank, key)
-        if not self._files.mapped:
+        if not all(self._files.is_mapped(path) for path in self.paths):
             self._brought = self._empty()
             self._files.copy(self._pairs(self._brought))
         self._compare_copies()

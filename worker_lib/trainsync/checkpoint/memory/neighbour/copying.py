@@ -102,8 +102,8 @@ class Copier:
 
     def _work(self) -> None:
         try:
-            while (file := self._next()) is not None:
-                self._copy(file)
+            while (following := self._next()) is not None:
+                self._copy(*following)
         except Exception:
             logger.exception("no more shards are copied to a neighbour")
             self.close()
@@ -111,8 +111,8 @@ class Copier:
                 self._busy = False
                 self._changed.notify_all()
 
-    def _next(self) -> SealedFile | None:
-        """The file to copy now; None when closed. Waits for a partner, too."""
+    def _next(self) -> tuple[SealedFile, list[Keeper]] | None:
+        """The file to copy now, and who may take it; None when closed. Waits for a partner, too."""
         look = _FIRST_LOOK
         with self._changed:
             self._busy = False
@@ -122,12 +122,12 @@ class Copier:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
                 if self._closed:
                     return None
-            if self._partners():
+            if partners := self._partners():
                 with self._changed:
                     if self._closed:
                         return None
                     self._busy = True
-                    return self._waiting.pop(next(iter(self._waiting)))
+                    return self._waiting.pop(next(iter(self._waiting))), partners
             if look > _ALONE:
                 self._say("alone", "no other node or pod takes copies of kept shards so far")
             with self._changed:
@@ -141,10 +141,10 @@ class Copier:
             self._say("roster", f"the neighbours cannot be looked up: {error}")
             return []
 
-    def _copy(self, file: SealedFile) -> None:
+    def _copy(self, file: SealedFile, partners: list[Keeper]) -> None:
         began = time.monotonic()
         causes = []
-        for partner in self._partners()[:_MOST_TRIED]:
+        for partner in partners[:_MOST_TRIED]:
             try:
                 if not self._send(file, partner):
                     return  # it was dropped: nothing needs it any more
@@ -167,7 +167,7 @@ class Copier:
         self._say(
             "failed",
             f"{file.participant} of step {file.step} has no copy with a neighbour: "
-            + ("; ".join(causes) or "none takes copies any more"),
+            + "; ".join(causes),
         )
 
     def _send(self, file: SealedFile, partner: Keeper) -> bool:

@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.memory.kept import KeptShards
 from trainsync.checkpoint.memory.lookup import Sources
 from trainsync.checkpoint.memory.neighbour import wire
-from trainsync.checkpoint.memory.neighbour.secret import run_key
 from trainsync.checkpoint.memory.neighbour.serving import MemoryServer, places_of, whole_files
 from trainsync.checkpoint.memory.neighbour.wire import NeighbourError
 from trainsync.checkpoint.memory.place import MemoryPlace
+from trainsync.checkpoint.memory.shared import open_shared
 from trainsync.dist.agreement import Agreement
 from trainsync.failpoints import failpoint
 from trainsync.storage import digest
 from trainsync.storage.errors import StorageError
-from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.receipts import FileEntry, Participant
 
 logger = logging.getLogger(__name__)
@@ -73,11 +73,11 @@ def bring(
 ) -> int:
     """Bring what this rank lacks from other ranks' memory into its own; all ranks call it alike.
 
-    A file that no rank gives whole is loaded from the volume.
+    A file that no rank gives whole is loaded from the volume, or the store.
 
     Args:
         own: the paths of the files that this rank needs, relative to the step's directory.
-        seconds: that fetching may take; the rest is loaded from the volume.
+        seconds: that fetching may take; the rest is loaded from there, too.
 
     Returns:
         Bytes that were brought.
@@ -123,8 +123,10 @@ class _Fetch:
             logger.warning("the memory of other ranks is not used: %s", error)
             return Holder(None, frozenset(), lacks=False)
 
-    def _look(self, paths: list[str], place: MemoryPlace, shared: Any, stack: ExitStack) -> Holder:
-        self._key = run_key(RunDirectory(shared))
+    def _look(
+        self, paths: list[str], place: MemoryPlace, shared: str | Path, stack: ExitStack
+    ) -> Holder:
+        self._key = open_shared(shared).key()
         self._sources.find(paths)
         self._missing = [path for path in paths if not self._sources.in_memory(path)]
         whole = whole_files(places_of(place))
@@ -141,7 +143,7 @@ class _Fetch:
         return Holder(address, files, bool(self._missing))
 
     def fetch(self, holders: Sequence[Holder], seconds: float) -> str:
-        """Fetch what is missing, some files at once; what has not come in time, the volume has."""
+        """Fetch what is missing, some files at once, as far as it comes in time."""
         until = time.monotonic() + seconds
         place = self._resume.memory
         if not self._missing or place is None or place.shared is None:
@@ -151,7 +153,7 @@ class _Fetch:
         # In the names of the attempt that saved the step: they are the files that it kept.
         shards = KeptShards(
             place,
-            RunDirectory(place.shared),
+            open_shared(place.shared),
             manifest.attempt,
             manifest.incarnation,
             needed=self._resume.step,

@@ -13,11 +13,10 @@ from trainsync.checkpoint.memory.kept import KeptShards, SealedFile
 from trainsync.checkpoint.memory.neighbour import roster
 from trainsync.checkpoint.memory.neighbour.copying import Copier, CopyStats
 from trainsync.checkpoint.memory.neighbour.roster import Keeper
-from trainsync.checkpoint.memory.neighbour.secret import run_key
 from trainsync.checkpoint.memory.neighbour.serving import MemoryServer
 from trainsync.checkpoint.memory.place import MemoryPlace
+from trainsync.checkpoint.memory.shared import Shared
 from trainsync.storage.errors import StorageError
-from trainsync.storage.layout import RunDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -25,27 +24,27 @@ logger = logging.getLogger(__name__)
 class Neighbour:
     """Follows what this process keeps. It begins with the first file, in the thread that writes it.
 
-    Where it cannot begin, a line of the log says why, and the volume alone has a second copy.
+    Where it cannot begin, a line of the log says why, and only the run's storage has a second copy.
 
     Args:
         guests: where a neighbour's files lie in this pod.
-        run: on the volume, where the processes find one another.
+        shared: where the processes find one another.
         attempt, incarnation, rank: of this process.
     """
 
     def __init__(
         self,
         guests: MemoryPlace,
-        run: RunDirectory,
+        shared: Shared,
         attempt: int,
         incarnation: str,
         rank: int,
     ) -> None:
-        self._guests = KeptShards(guests, run, attempt, incarnation)
-        self._run = run
+        self._guests = KeptShards(guests, shared, attempt, incarnation)
+        self._shared = shared
         self._owner: Final = (attempt, incarnation)
         self._rank = rank
-        self._lock = threading.Lock()  # held while it begins, which may wait for the volume
+        self._lock = threading.Lock()  # held while it begins, which may wait for the storage
         self._begun = False
         self._closed = False
         self._told = False
@@ -105,7 +104,7 @@ class Neighbour:
 
     def _begin(self) -> None:
         self._guests.hold()
-        key = run_key(self._run)
+        key = self._shared.key()
         self._server = MemoryServer(key, [self._guests.place], self._guests, *self._owner)
         address, port = self._server.address
         host = socket.gethostname()
@@ -117,8 +116,8 @@ class Neighbour:
             port=port,
             rank=self._rank,
         )
-        roster.enter(self._run, *self._owner, keeper)
+        self._shared.enter(*self._owner, keeper)
         self._copier = Copier(key, lambda: self._partners(keeper), self._owner)
 
     def _partners(self, own: Keeper) -> list[Keeper]:
-        return roster.partners(roster.read(self._run, *self._owner, self._known), own)
+        return roster.partners(self._shared.keepers(*self._owner, self._known), own)

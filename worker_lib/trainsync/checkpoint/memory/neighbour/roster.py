@@ -1,7 +1,7 @@
 """Which processes of an attempt take copies, and where: a file of each on the volume.
 
 The files lie in the staging of the attempt's incarnation, so those of an older attempt are not
-seen, and go with it.
+seen, and go with it. In a store each is an object (see `trainsync.checkpoint.memory.shared`).
 """
 
 import contextlib
@@ -46,6 +46,24 @@ class Keeper:
 _RECORD: Final = TypeAdapter(Keeper)
 
 
+def name_of(keeper: Keeper) -> str:
+    """The name of a process's file."""
+    return f"{keeper.id}{_SUFFIX}"
+
+
+def encode(keeper: Keeper) -> bytes:
+    """The bytes of its file."""
+    return _RECORD.dump_json(keeper, by_alias=True)
+
+
+def decode(data: bytes) -> Keeper | None:
+    """Inverse of `encode`; None: it cannot be understood."""
+    try:
+        return _RECORD.validate_json(data)
+    except ValueError:
+        return None
+
+
 def enter(run: RunDirectory, attempt: int, incarnation: str, keeper: Keeper) -> None:
     """Let the attempt's other processes know of this one.
 
@@ -54,8 +72,7 @@ def enter(run: RunDirectory, attempt: int, incarnation: str, keeper: Keeper) -> 
     """
     directory = run.keepers(attempt, incarnation)
     atomic.make_directory(directory, durably=False)
-    data = _RECORD.dump_json(keeper, by_alias=True)
-    atomic.write_bytes(directory / f"{keeper.id}{_SUFFIX}", data, durably=False)
+    atomic.write_bytes(directory / name_of(keeper), encode(keeper), durably=False)
 
 
 def read(
@@ -80,8 +97,10 @@ def read(
             continue
         if path.name not in known:
             # One that is torn by a crash of the machine, or gone, is of a process that is gone.
-            with contextlib.suppress(FileNotFoundError, ValueError), path.open("rb") as file:
-                known[path.name] = _RECORD.validate_json(file.read(_LARGEST))
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                keeper = decode(file.read(_LARGEST))
+                if keeper is not None:
+                    known[path.name] = keeper
         if path.name in known:
             found.append(known[path.name])
     return found

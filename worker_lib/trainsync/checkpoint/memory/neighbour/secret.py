@@ -13,7 +13,7 @@ from typing import Final
 from trainsync.storage import atomic
 from trainsync.storage.layout import RunDirectory
 
-_BYTES: Final = 32
+KEY_BYTES: Final = 32
 _MODE: Final = 0o660  # the run's pods share its group
 
 
@@ -32,7 +32,7 @@ def run_key(run: RunDirectory) -> bytes:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with os.fdopen(os.open(temporary, flags, _MODE), "wb") as file:
             os.fchmod(file.fileno(), _MODE)
-            file.write(secrets.token_hex(_BYTES).encode())
+            file.write(secrets.token_hex(KEY_BYTES).encode())
             file.flush()
             os.fsync(file.fileno())
         with suppress(FileExistsError):  # another process was first
@@ -45,9 +45,9 @@ def run_key(run: RunDirectory) -> bytes:
 def _read(path: Path) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
-        found = os.read(fd, 4 * _BYTES)
+        found = os.read(fd, 4 * KEY_BYTES)
     finally:
         os.close(fd)
-    if len(found) != 2 * _BYTES:
-        raise OSError(f"{path} holds {len(found)} bytes; expected a key of {2 * _BYTES}")
+    if len(found) != 2 * KEY_BYTES:
+        raise OSError(f"{path} holds {len(found)} bytes; expected a key of {2 * KEY_BYTES}")
     return found

@@ -13,7 +13,7 @@ from trainsync.storage.objects.of_run import open_run_store
 
 def is_store(where: str | Path) -> bool:
     """Whether that is the URL of a store; else it is a directory."""
-    return isinstance(where, str) and is_url(where)
+    return is_url(where)
 
 
 def open_place(

@@ -61,10 +61,17 @@ T = TypeVar("T")
 
 
 class _DigestingUpload(io.RawIOBase):
-    """Hands what is written to ``upload``; counts and digests it."""
+    """Hands what is written to ``upload``; counts and digests it.
 
-    def __init__(self, upload: Upload) -> None:
+    Args:
+        kept: gets the same bytes, in the place of those of an upload before.
+    """
+
+    def __init__(self, upload: Upload, kept: KeptFile | None = None) -> None:
         self._upload = upload
+        self._kept = kept
+        if kept is not None:
+            kept.restart()
         self._hasher = digest.new_hasher()
         self._blocks = block_digests.BlockHasher()
         self.size = 0
@@ -83,6 +90,8 @@ class _DigestingUpload(io.RawIOBase):
                 block = view[start : start + _BLOCK]
                 self._hasher.update(block)
                 self._blocks.update(block)
+                if self._kept is not None:
+                    self._kept.write(block)
                 self._upload.write(block)
                 self.size += len(block)
         except Exception as error:
@@ -156,15 +165,14 @@ class StorePart:
         self, path: str, state: Any, size: int, kept: KeptFile | None
     ) -> list[FileEntry]:
         """See `PartPlace`."""
-        assert kept is None, "a run in a store keeps no shards in memory"
 
         def save(file: BinaryIO) -> None:
             with without_crc():
                 torch.save(state, file)
 
-        if (unchanged := self._unchanged(path, save, size)) is not None:
+        if (unchanged := self._unchanged(path, save, size, kept)) is not None:
             return unchanged
-        return self._again(lambda: self._write(path, save, size), is_first=True)
+        return self._again(lambda: self._write(path, save, size, kept), is_first=True)
 
     def write_small(self, files: Mapping[str, bytes]) -> list[FileEntry]:
         """See `PartPlace`."""
@@ -260,14 +268,18 @@ class StorePart:
             )
 
     def _unchanged(
-        self, path: str, produce: Callable[[BinaryIO], object], size: int
+        self,
+        path: str,
+        produce: Callable[[BinaryIO], object],
+        size: int,
+        kept: KeptFile | None,
     ) -> list[FileEntry] | None:
         """The file that an older step has of a state that has not changed; None: it is written."""
         if self._known is None or size < LEAST:
             return None
         try:
             file = self._known.newest(self._participant, path, self._step, self._is_committed)
-            if file is None or not is_unchanged(produce, file):
+            if file is None or not is_unchanged(produce, file, kept):
                 return None
             if not references.pin(self._bucket, self._records.folder, file.step, self._participant):
                 return None  # retention has removed it meanwhile
@@ -290,7 +302,11 @@ class StorePart:
         return None if outcome is None else outcome.error is None
 
     def _write(
-        self, path: str, produce: Callable[[BinaryIO], object], size: int
+        self,
+        path: str,
+        produce: Callable[[BinaryIO], object],
+        size: int,
+        kept: KeptFile | None = None,
     ) -> list[FileEntry]:
         """Put a file, and beside a file of several blocks their digests."""
         check_not_reserved(path)
@@ -299,7 +315,7 @@ class StorePart:
                 f"{path!r} is refused: files whose names end in {block_digests.SUFFIX} hold the "
                 "digests of others; choose another name"
             )
-        entry, blocks = self._put_file(path, produce, size)
+        entry, blocks = self._put_file(path, produce, size, kept)
         if blocks is None:
             return [entry]
         data = blocks.encode()
@@ -310,10 +326,14 @@ class StorePart:
         return [entry, beside]
 
     def _put_file(
-        self, path: str, produce: Callable[[BinaryIO], object], size: int
+        self,
+        path: str,
+        produce: Callable[[BinaryIO], object],
+        size: int,
+        kept: KeptFile | None = None,
     ) -> tuple[FileEntry, block_digests.BlockDigests | None]:
         upload = Upload(self._bucket, self._key(self._number, path), size)
-        file = _DigestingUpload(upload)
+        file = _DigestingUpload(upload, kept)
         try:
             try:
                 with buffered(file) as gathering:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+from trainsync.checkpoint.memory.kept import KeptFile
 from trainsync.checkpoint.save import ending
 from trainsync.checkpoint.save.files.stream import buffered
 from trainsync.storage.block_digests import BlockDigests, BlockHasher
@@ -92,8 +93,9 @@ class KnownFiles:
 class _Comparing(io.RawIOBase):
     """Compares what is written with the blocks of ``file``, up to the first that differs."""
 
-    def __init__(self, file: KnownFile) -> None:
+    def __init__(self, file: KnownFile, kept: KeptFile | None) -> None:
         self._file = file
+        self._kept = kept
         self._hasher = BlockHasher(file.blocks.block)
         self._size = 0
         self._differs = False
@@ -109,7 +111,10 @@ class _Comparing(io.RawIOBase):
             if self._differs or ending.over.is_set():
                 self._differs = True
                 break
-            self._hasher.update(view[start : start + _BLOCK])
+            block = view[start : start + _BLOCK]
+            self._hasher.update(block)
+            if self._kept is not None:
+                self._kept.write(block)
             self._differs = self._hasher.differs(self._file.blocks)
         return len(view)
 
@@ -121,9 +126,15 @@ class _Comparing(io.RawIOBase):
         return not self._hasher.differs(self._file.blocks)
 
 
-def is_unchanged(produce: Callable[[BinaryIO], object], file: KnownFile) -> bool:
-    """Whether ``produce`` would write the very bytes of ``file``; False when the process ends."""
-    comparing = _Comparing(file)
+def is_unchanged(
+    produce: Callable[[BinaryIO], object], file: KnownFile, kept: KeptFile | None = None
+) -> bool:
+    """Whether ``produce`` would write the very bytes of ``file``; False when the process ends.
+
+    Args:
+        kept: gets the same bytes, all of them where it is unchanged.
+    """
+    comparing = _Comparing(file, kept)
     with buffered(comparing) as gathering:
         produce(gathering)
     return comparing.same()

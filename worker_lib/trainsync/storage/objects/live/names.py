@@ -13,6 +13,8 @@ TERM: Final = f"{RUN}/TERM.json"
 SAVES: Final = f"{RUN}/saves"
 ACCOUNT: Final = f"{RUN}/ACCOUNT.json"
 DOUBTS: Final = f"{RUN}/doubts"
+ROLLBACK: Final = f"{RUN}/ROLLBACK.json"
+MEMORY_KEY: Final = f"{RUN}/memory.key"
 
 _OWNER: Final = re.compile(r"^(0|[1-9][0-9]{0,15})-([a-z0-9]{8,32})$")
 _FOLDER: Final = re.compile(r"^run-(0|[1-9][0-9]{0,15})-([a-z0-9]{8,32})-[a-z0-9]{8,32}$")
@@ -22,6 +24,7 @@ _OUTCOME: Final = "OUTCOME.json"
 _RECEIPTS: Final = "receipts"
 _FAILURES: Final = "failures"
 _PINS: Final = "pins"
+_KEEPERS: Final = "keepers"
 
 
 def owner(attempt: int, incarnation: str) -> str:
@@ -33,6 +36,11 @@ def parse_owner(key: str) -> tuple[int, str] | None:
     """Attempt and incarnation of a folder right in `SAVES`; None: it is not ours."""
     match = _OWNER.match(key.rpartition("/")[2])
     return (int(match[1]), match[2]) if match else None
+
+
+def keepers(attempt: int, incarnation: str) -> str:
+    """The folder of that incarnation's processes that take copies of shards kept in memory."""
+    return f"{owner(attempt, incarnation)}/{_KEEPERS}"
 
 
 def save(attempt: int, incarnation: str, kind: SaveKind, step: int) -> str:

@@ -1,4 +1,5 @@
-"""What keeps an object in a store: a manifest that names it, or a save that is about to.
+"""What keeps an object in a store: a manifest that names it, or a save that is about to. A manifest
+that a roll-back has set aside counts, too.
 
 A save may name objects of an older step, whose files have not changed since. So no object goes only
 because its own step does; and no clock and no lock is needed, but this order:
@@ -73,11 +74,28 @@ def named(bucket: Bucket) -> set[str]:
             found = list(pool.map(lambda pair: _named_by(bucket, *pair), wanted))
             there = [objects for objects in found if objects is not None]
             if len(there) == len(found):
-                return set().union(*there)
+                # After the others: what was set aside since they were listed is listed now.
+                return rolled_back(bucket).union(*there)
             # What is gone may have been superseded by a save that was not listed yet.
     raise DamagedFileError(
         Path(keys.manifests(SaveKind.CHECKPOINT)), "manifests go as they are read"
     )
+
+
+def rolled_back(bucket: Bucket) -> set[str]:
+    """Keys of objects that manifests name which roll-backs have set aside. Raises as `named`."""
+    wanted = [
+        (info.key, parsed)
+        for info in bucket.below(keys.ROLLED_BACK)
+        if (parsed := keys.parse_rolled_back(info.key)) is not None
+    ]
+
+    def read(one: tuple[str, tuple[SaveKind, int]]) -> set[str]:
+        blob = bucket.find(one[0])
+        return set() if blob is None else set(manifests.decode(blob.data, *one[1]).keys.values())
+
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="trainsync-manifests") as pool:
+        return set().union(*pool.map(read, wanted))
 
 
 def remove(

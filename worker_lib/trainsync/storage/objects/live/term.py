@@ -68,8 +68,8 @@ class Term:
 
     ``holder`` is the monitor that may commit, ``number`` grows with every change: no two contents
     are alike, so no two have one e-tag. ``origin`` is None while it is not decided.
-    ``version`` is 2 once a save has named objects of an older step: releases that would remove
-    those with their step refuse it.
+    ``version`` is 2 once a save has named objects of an older step, or manifests were set aside by
+    a roll-back: releases that would remove their objects refuse it.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
@@ -244,6 +244,12 @@ class Tenure:
         self.change(intent=intent, version=2 if names_older else self.term.version)
         failpoint("live.intent")
         return commits.commit(self._bucket, manifest, objects, mend=True)
+
+    def set_aside(self) -> None:
+        """Before manifests are set aside: none of them is committed again by who takes the term,
+        and releases that would remove their objects refuse it. Raises `TermLostError`."""
+        if self.term.intent is not None or self.term.version != 2:
+            self.change(intent=None, version=2)
 
     def clear(self) -> None:
         """Forget the last intent: its save may be removed then. Raises `TermLostError`."""

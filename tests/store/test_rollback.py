@@ -1,0 +1,83 @@
+"""A run in a bucket goes back to an older checkpoint, and its monitor is killed amid that.
+
+On a real server.
+
+``python -m tests.store.test_rollback URL COUNT``: a monitor that claims attempt 1, and is killed
+before it sets the COUNT-th manifest aside.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from trainsync.api.spec import ResumeFrom
+from trainsync.api.status import RollbackState
+from trainsync.failpoints import LIVE, enabled
+from trainsync.storage.objects import commits, keys
+from trainsync.storage.objects.of_run import open_run_store
+
+from tests.store.conftest import Place
+from tests.unit.cli.commands import findings
+from tests.unit.monitor.store.test_served_core import CHECKPOINT, FIRST, SECOND, Served
+from tests.unit.monitor.store.test_store_core import save
+
+
+def served(url: str) -> Served:
+    run = Served()
+    run.bucket = open_run_store(url)
+    return run
+
+
+def set_aside(place: Place) -> list[str]:
+    return [key.rpartition("/")[2] for key in place.objects() if f"/{keys.ROLLED_BACK}/" in key]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_monitor_killed_amid_a_rollback_is_followed_by_one_that_ends_it(
+    place: Place, count: int
+) -> None:
+    run = served(place.url())
+    core = run.served()
+    core.claim(FIRST, "main", 0)
+    for step in (10, 20, 30):
+        save(run, core, FIRST, step)
+    before = [key for key in place.objects() if "/objects/" in key]
+    core.resume_from(ResumeFrom(step=10))
+    command = [sys.executable, "-m", "tests.store.test_rollback", place.url(), str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert commits.read_pointer(run.bucket, CHECKPOINT) == 10
+    assert len(set_aside(place)) == count - 1
+
+    again = run.served()
+    found = again.view().checkpoint.rollback
+    assert found is not None
+    assert (found.state, found.attempt, found.set_aside) == (RollbackState.DONE, 1, [20, 30])
+    point = again.resume(SECOND)
+    assert point is not None
+    assert point.step == 10
+    assert set_aside(place) == ["global_step_20.json", "global_step_30.json"]
+    assert [key for key in place.objects() if "/objects/" in key] == before
+    save(run, again, SECOND, 20)
+    assert commits.committed_steps(run.bucket, CHECKPOINT) == [10, 20]
+    assert findings("verify", place.url(), code=0) == []
+
+
+def _killed_at(url: str, count: int) -> None:
+    left = count
+
+    def kill(point: str) -> None:
+        nonlocal left
+        left -= point == "rolling_back"
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    core = served(url).served()
+    with enabled(LIVE, kill):
+        core.claim(SECOND, "main", 1)
+
+
+if __name__ == "__main__":
+    _killed_at(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,97 @@
+"""The files of a step that a load reads: each from memory where it lies there whole, else from the
+run's volume or store."""
+
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from trainsync.checkpoint.load.reshard.files import MappedShards, Pair, ShardFiles
+from trainsync.checkpoint.load.resume import Resume
+from trainsync.checkpoint.load.stored_shards import StoredShards
+from trainsync.checkpoint.memory.lookup import Sources
+
+
+class StepFiles:
+    """See `ShardFiles`. A context; tensors that are mapped outlive it.
+
+    Attributes:
+        memory: which of the files were found there.
+    """
+
+    def __init__(self, resume: Resume) -> None:
+        self.memory = Sources(resume)
+        self._mapped = MappedShards(self.memory.path)  # what is in memory, or on the volume
+        self._stored = None if resume.store is None else StoredShards(resume, resume.store)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.memory.close()
+        if self._stored is not None:
+            self._stored.forget()
+
+    def find(self, paths: Iterable[str]) -> None:
+        """Look for these files in memory, several at once, and prepare to read the others. Raises
+        as `StoredShards.find`."""
+        paths = set(paths)
+        self.memory.find(paths)
+        if self._stored is not None:
+            self._stored.find(sorted(path for path in paths if not self.memory.in_memory(path)))
+
+    def unchecked(self, paths: Iterable[str]) -> set[str]:
+        """Those whose bytes the caller compares with the manifest: they are on the volume. What is
+        in memory was compared, and what comes from a store is on its way."""
+        if self._stored is not None:
+            return set()
+        self.memory.find(paths := set(paths))
+        return {path for path in paths if not self.memory.in_memory(path)}
+
+    def bytes(self, paths: Iterable[str]) -> tuple[int, int]:
+        """How many bytes of these files are read from memory, and from the volume; or, of all
+        files, from the store so far."""
+        memory, rest = self.memory.bytes(paths)
+        return memory, rest if self._stored is None else self._stored.fetched
+
+    def is_mapped(self, path: str) -> bool:
+        """See `ShardFiles`."""
+        return self._of(path).is_mapped(path)
+
+    def open(self, path: str) -> Any:
+        """See `ShardFiles`. Raises as `StoredShards.open`."""
+        return self._of(path).open(path)
+
+    def load(self, path: str, map_location: str | torch.device = "cpu") -> Any:
+        """See `ShardFiles`. Raises as `open`."""
+        return self._of(path).load(path, map_location)
+
+    def copy(self, pairs: Iterable[Pair]) -> None:
+        """See `ShardFiles`. Raises as `open`."""
+        stored: list[Pair] = []
+
+        def mapped() -> Iterator[Pair]:
+            for pair in pairs:
+                if self._of(pair[0]) is self._mapped:
+                    yield pair
+                else:
+                    stored.append(pair)
+
+        self._mapped.copy(mapped())
+        if self._stored is not None:
+            self._stored.copy(stored)
+
+    def real(self, path: str, value: Any) -> Any:
+        """See `ShardFiles`. Raises as `open`."""
+        return self._of(path).real(path, value)
+
+    def _of(self, path: str) -> ShardFiles:
+        if self._stored is None or self.memory.in_memory(path):
+            return self._mapped
+        return self._stored
