@@ -36,3 +36,15 @@ def check_volume(run: harness.Run, steps: int) -> None:
     """The last step is committed, and every checkpoint on the volume verifies."""
     assert run.committed()[-1] == steps
     run.verify()
+
+
+def loaded_bytes(run: harness.Run, source: str) -> float:
+    """What the monitor was told of the ranks' loads."""
+    read = "import urllib.request; print(urllib.request.urlopen('{}').read().decode())"
+    text = run.in_monitor("python3", "-c", read.format("http://localhost:8080/metrics"))
+    (line,) = [
+        line
+        for line in text.splitlines()
+        if line.startswith("trainsync_checkpoint_loaded_bytes_total{") and f'"{source}"' in line
+    ]
+    return float(line.rpartition(" ")[2])

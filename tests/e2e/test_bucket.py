@@ -15,7 +15,7 @@ from trainsync.storage.objects.opening import StoreOptions, open_store
 
 import demo.bucket
 from demo.bucket import BUCKET, KEYS
-from demo.kubectl import Object
+from demo.kubectl import Object, wait_for
 from demo.platform import Platform
 from demo.play import verified
 from tests.e2e import example, harness
@@ -58,6 +58,7 @@ def test_a_run_without_a_volume_outlives_its_trainer_its_bucket_s_server_and_its
         "interval": INTERVAL,
         "maxToKeep": KEPT,
         "verify": "digest",
+        "memory": {"budget": "256Mi", "copies": 1},
     }
     run = example.start(
         platform, NAME, STEPS, checkpoint=checkpoint, failurePolicy=POLICY, sync=SYNC
@@ -78,6 +79,11 @@ def test_a_run_without_a_volume_outlives_its_trainer_its_bucket_s_server_and_its
             240,
         )
         assert (resumed.attempt, resumed.restarts) == (1, 1)
+        wait_for(
+            lambda: example.loaded_bytes(run, "memory") > 0,
+            what="the rank whose pod lives on to load from its memory",
+            seconds=30,
+        )
         os.kill(server.pid, signal.SIGKILL)
         run.wait(lambda _, raw: STORE_FAILING in reasons(raw), "the run says so", 120)
         again.enter_context(serving(server.program, server.root, server.host, server.port))

@@ -39,15 +39,15 @@ def test_ranks_that_start_again_in_place_and_in_a_new_job_load_all_shards_from_m
             120,
         )
         assert (later.attempt, later.restarts) == (0, 0)
-        in_place = loaded_bytes(run, "memory")
+        in_place = example.loaded_bytes(run, "memory")
         assert in_place > 100_000
         kill_rank(platform.kubectl, victim, harness.NAMESPACE)
         end = run.wait_complete(240)
         assert (end.attempt, end.restarts) == (1, 1)
         assert trainer_pods(platform) == pods, "other pods: their memory was not that of the first"
         assert end.metrics["resumed_step"] >= 2 * INTERVAL
-        assert loaded_bytes(run, "memory") > in_place
-        assert loaded_bytes(run, "volume") == 0
+        assert example.loaded_bytes(run, "memory") > in_place
+        assert example.loaded_bytes(run, "volume") == 0
         example.check_explorers(run, end, "memory", STEPS)
         example.check_volume(run, STEPS)
     finally:
@@ -64,15 +64,3 @@ def trainer_pods(platform: Platform) -> dict[str, str]:
     selector = f"{LABEL_RUN}={NAME},{LABEL_ROLE}=Trainer"
     pods = platform.kubectl.objects("pods", harness.NAMESPACE, selector)
     return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
-
-
-def loaded_bytes(run: harness.Run, source: str) -> float:
-    """What the monitor was told of the ranks' loads."""
-    read = "import urllib.request; print(urllib.request.urlopen('{}').read().decode())"
-    text = run.in_monitor("python3", "-c", read.format("http://localhost:8080/metrics"))
-    (line,) = [
-        line
-        for line in text.splitlines()
-        if line.startswith("trainsync_checkpoint_loaded_bytes_total{") and f'"{source}"' in line
-    ]
-    return float(line.rpartition(" ")[2])
