@@ -2,13 +2,12 @@
 
 On a real server.
 
-``python -m tests.store.test_rollback URL COUNT``: a monitor that claims attempt 1, and is killed
-before it sets the COUNT-th manifest aside.
+``python -m tests.store.test_rollback URL POINT COUNT``: a monitor that claims attempt 1, and is
+killed when it comes to the point for the COUNT-th time.
 """
 
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -19,6 +18,7 @@ from trainsync.storage.objects import commits, keys
 from trainsync.storage.objects.of_run import open_run_store
 
 from tests.store.conftest import Place
+from tests.store.forked import run_killed
 from tests.unit.cli.commands import findings
 from tests.unit.monitor.store.test_served_core import CHECKPOINT, FIRST, SECOND, Served
 from tests.unit.monitor.store.test_store_core import save
@@ -34,9 +34,17 @@ def set_aside(place: Place) -> list[str]:
     return [key.rpartition("/")[2] for key in place.objects() if f"/{keys.ROLLED_BACK}/" in key]
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    ("point", "count", "aside"),
+    [
+        ("rolling_back", 1, 0),
+        ("rolling_back", 2, 1),
+        ("rolled_aside", 1, 1),
+        ("rolled_marked", 2, 2),
+    ],
+)
 def test_a_monitor_killed_amid_a_rollback_is_followed_by_one_that_ends_it(
-    place: Place, count: int
+    place: Place, point: str, count: int, aside: int
 ) -> None:
     run = served(place.url())
     core = run.served()
@@ -45,19 +53,17 @@ def test_a_monitor_killed_amid_a_rollback_is_followed_by_one_that_ends_it(
         save(run, core, FIRST, step)
     before = [key for key in place.objects() if "/objects/" in key]
     core.resume_from(ResumeFrom(step=10))
-    command = [sys.executable, "-m", "tests.store.test_rollback", place.url(), str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    run_killed("tests.store.test_rollback", place.url(), point, count)
     assert commits.read_pointer(run.bucket, CHECKPOINT) == 10
-    assert len(set_aside(place)) == count - 1
+    assert len(set_aside(place)) == aside
 
     again = run.served()
     found = again.view().checkpoint.rollback
     assert found is not None
     assert (found.state, found.attempt, found.set_aside) == (RollbackState.DONE, 1, [20, 30])
-    point = again.resume(SECOND)
-    assert point is not None
-    assert point.step == 10
+    resume = again.resume(SECOND)
+    assert resume is not None
+    assert resume.step == 10
     assert set_aside(place) == ["global_step_20.json", "global_step_30.json"]
     assert [key for key in place.objects() if "/objects/" in key] == before
     save(run, again, SECOND, 20)
@@ -65,12 +71,12 @@ def test_a_monitor_killed_amid_a_rollback_is_followed_by_one_that_ends_it(
     assert findings("verify", place.url(), code=0) == []
 
 
-def _killed_at(url: str, count: int) -> None:
+def _killed_at(url: str, where: str, count: int) -> None:
     left = count
 
     def kill(point: str) -> None:
         nonlocal left
-        left -= point == "rolling_back"
+        left -= point == where
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -80,4 +86,4 @@ def _killed_at(url: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    _killed_at(sys.argv[1], int(sys.argv[2]))
+    _killed_at(sys.argv[1], sys.argv[2], int(sys.argv[3]))

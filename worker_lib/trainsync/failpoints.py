@@ -103,6 +103,8 @@ POINTS: Final = {
         "uncommitted",  # the manifest of a step that is removed is gone
         "unnamed",  # before its objects that no other save names are removed
         "rolling_back",  # before a manifest is set aside by a roll-back; once for each
+        "rolled_aside",  # when the manifest lies aside, too
+        "rolled_marked",  # when the manifest's key has the mark in its place
     ),
     COPY: (
         "staged",  # a file's bytes are on the volume; once for each

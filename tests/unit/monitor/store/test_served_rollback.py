@@ -3,6 +3,8 @@
 `tests.unit.monitor.resume.test_rollback` is the same on a volume.
 """
 
+from datetime import timedelta
+
 import pytest
 from trainsync.api.spec import ResumeFrom
 from trainsync.api.status import ConditionStatus, ConditionType, RollbackState
@@ -102,7 +104,8 @@ def test_objects_that_lie_aside_are_left_by_sweeps_by_retention_and_by_prune() -
     train(run, core, SECOND, 40, 50)
     assert run.steps() == [50]
     assert set(kept) <= set(run.shards())
-    assert removal.orphans(run.bucket) == []
+    later = removal.store_time(run.bucket) + timedelta(days=3)
+    assert removal.orphans(run.bucket, clock=lambda: later) == []
     assert inspecting.unlisted(run.bucket, inspecting.check_all_sizes(run.bucket)) == []
     assert set(kept) <= references.named(run.bucket)
     run.bucket.delete([info.key for info in run.bucket.below(keys.ROLLED_BACK)])
@@ -271,9 +274,35 @@ def test_a_monitor_that_has_lost_its_lease_sets_nothing_aside() -> None:
     assert aside(run) == [20]
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("where", ["rolled_aside", "rolled_marked"])
+def test_a_deposed_monitor_amid_a_rollback_takes_nothing_from_its_successor(where: str) -> None:
+    run, lease = Served(), Lease()
+    core = run.served(lease)
+    core.claim(FIRST, "main", 0)
+    train(run, core, FIRST, 10, 20, 30)
+    core.resume_from(TO_10)
+    successors: list[ServedStoreCore] = []
+
+    def depose(point: str) -> None:
+        if point == where and lease.held:
+            lease.lose()
+            successors.append(run.served())
+            train(run, successors[0], SECOND, 20, 30)
+
+    refused = (errors.NotReadyError, errors.StorageUnavailableError)
+    with enabled(LIVE, depose), pytest.raises(refused):
+        core.claim(SECOND, "main", 1)
+    assert state(successors[0]) is RollbackState.DONE
+    assert aside(run) == [20, 30]
+    assert run.steps() == [10, 20, 30], "what was saved since was removed"
+
+
+@pytest.mark.parametrize(
+    ("where", "count"),
+    [("rolling_back", 1), ("rolling_back", 2), ("rolled_aside", 1), ("rolled_marked", 2)],
+)
 def test_a_store_that_refuses_amid_a_rollback_is_asked_again_before_any_rank_resumes(
-    count: int,
+    where: str, count: int
 ) -> None:
     run = Served()
     core = begun(run, 10, 20, 30)
@@ -281,8 +310,8 @@ def test_a_store_that_refuses_amid_a_rollback_is_asked_again_before_any_rank_res
     left = [count]
 
     def refuse(point: str) -> None:
-        left[0] -= point == "rolling_back"
-        if left[0] == 0 and point == "rolling_back":
+        left[0] -= point == where
+        if left[0] == 0 and point == where:
             raise StoreUnavailableError("the store is away")
 
     with enabled(LIVE, refuse), pytest.raises(errors.StorageUnavailableError):

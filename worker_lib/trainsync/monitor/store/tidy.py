@@ -4,6 +4,7 @@ Objects of an incarnation that is not in force can go at once: it can commit not
 `trainsync.storage.objects.live`). A copy's objects are left to ``trainsync checkpoints prune``.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -21,6 +22,7 @@ from trainsync.storage.objects.live.term import Tenure
 from trainsync.storage.saves.receipts import SaveOutcome
 from trainsync.storage.saves.retention import choose_removals
 
+_LOG: Final = logging.getLogger(__name__)
 _KIND: Final = SaveKind.CHECKPOINT
 
 
@@ -126,8 +128,9 @@ def sweep(bucket: Bucket, ledger: Ledger, may: Callable[[], None]) -> list[str]:
         return swept
     try:
         kept = references.named(bucket)  # also by saves of other steps
-    except DamagedFileError:
-        return swept  # it may name any of them
+    except DamagedFileError as error:
+        _LOG.warning("no orphan is removed, since a manifest may name it: %s", error)
+        return swept
     for folder, found in sorted(left.items()):
         is_aside = any(key.endswith(".damaged") for key in found)  # for people to look at
         unnamed = [key for key in found if key not in kept]

@@ -74,9 +74,10 @@ def _check_sizes(bucket: Bucket, step: int, kind: SaveKind) -> StoredSave | None
 
 
 def size_findings(bucket: Bucket, stored: Stored) -> list[Finding]:
-    """What a listing of the folders of its writers says against a save."""
-    folders = {keys.folder_of(key) for key in stored.keys.values()}
-    sizes = {info.key: info.bytes for folder in folders for info in bucket.below(folder)}
+    """What listings say against a save: one for each step whose folder has its objects."""
+    steps = {keys.step_of(key) for key in stored.keys.values()}
+    listed = (info for step in steps for info in bucket.below(keys.step_objects(step)))
+    sizes = {info.key: info.bytes for info in listed}
     found = []
     for entry in stored.manifest.files:
         there = sizes.get(stored.keys[entry.path])

@@ -92,7 +92,12 @@ def rolled_back(bucket: Bucket) -> set[str]:
 
     def read(one: tuple[str, tuple[SaveKind, int]]) -> set[str]:
         blob = bucket.find(one[0])
-        return set() if blob is None else set(manifests.decode(blob.data, *one[1]).keys.values())
+        if blob is None:
+            return set()
+        try:
+            return set(manifests.decode(blob.data, *one[1]).keys.values())
+        except DamagedFileError as error:
+            raise DamagedFileError(Path(one[0]), error.why) from error
 
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="trainsync-manifests") as pool:
         return set().union(*pool.map(read, wanted))

@@ -5,22 +5,19 @@ go from ``manifests/`` to ``rolled_back/``, so that their steps count no more, a
 they name stay where they are, for as long as a manifest there names them.
 """
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from trainsync.api.protocol import SaveKind
 from trainsync.failpoints import failpoint
-from trainsync.storage.errors import DamagedFileError
-from trainsync.storage.objects import commits, keys, manifests, mending
+from trainsync.storage.objects import commits, keys, mending
 from trainsync.storage.objects.bucket import Bucket
-from trainsync.storage.objects.errors import StoreUnavailableError
+from trainsync.storage.objects.errors import ObjectChangedError, StoreUnavailableError
 from trainsync.storage.objects.live import names
 from trainsync.storage.saves import rollback
 from trainsync.storage.saves.rollback import Rollback
 
-_LOG: Final = logging.getLogger(__name__)
 _KIND: Final = SaveKind.CHECKPOINT
 
 
@@ -61,13 +58,14 @@ def put_aside(bucket: Bucket, record: Rollback, may: Callable[[], None]) -> tupl
     """Move the manifests of the steps after the record's aside; the steps that lie there, in order.
 
     The pointer goes back first, so that it names something at every moment. It can be done again.
-    A manifest that cannot be understood stays: a newer release may have written it.
+    A manifest that cannot be understood goes aside, too: while it lies there no object is removed.
 
     Args:
         may: asked before each change; what it raises stops that.
 
     Raises:
-        StoreError: the store refuses; do it again.
+        StoreError: the store refuses, or another monitor does the same; do it again, if this one is
+            still in charge.
     """
     assert record.folder is not None, "an accepted rollback has a folder"
     pointer = bucket.find(keys.pointer(_KIND))
@@ -79,16 +77,7 @@ def put_aside(bucket: Bucket, record: Rollback, may: Callable[[], None]) -> tupl
             break
         failpoint("live.rolling_back")
         may()
-        key = keys.manifest(_KIND, step)
-        there = bucket.find(key)
-        if there is None or mending.finish_set_aside(bucket, _KIND, step):
-            continue
-        try:
-            manifests.decode(there.data, _KIND, step)
-        except DamagedFileError as error:
-            _LOG.warning("%s: it is not set aside", error)
-            continue
-        mending.move_aside(bucket, key, there, keys.rolled_back(record.folder, _KIND, step))
+        _put_aside(bucket, step, keys.rolled_back(record.folder, _KIND, step), may)
     return tuple(
         sorted(
             parsed[1]
@@ -96,6 +85,27 @@ def put_aside(bucket: Bucket, record: Rollback, may: Callable[[], None]) -> tupl
             if (parsed := keys.parse_rolled_back(info.key)) is not None
         )
     )
+
+
+def _put_aside(bucket: Bucket, step: int, aside: str, may: Callable[[], None]) -> None:
+    """Unlike `mending.move_aside`, never delete ``aside``: two monitors of one roll-back have one
+    key for it, and a manifest too many there only keeps objects."""
+    key = keys.manifest(_KIND, step)
+    there = bucket.find(key)
+    if there is None:
+        return
+    if there.data != mending.SET_ASIDE:
+        bucket.create(aside, there.data)
+        failpoint("live.rolled_aside")
+        try:
+            bucket.replace(key, mending.SET_ASIDE, there)
+        except ObjectChangedError as error:
+            text = f"{bucket.name}: another monitor has changed {key} meanwhile"
+            raise StoreUnavailableError(text) from error
+        failpoint("live.rolled_marked")
+    # Once another monitor has ended the mark, the step may be saved again.
+    may()
+    bucket.delete([key])
 
 
 def is_aside(bucket: Bucket, step: int) -> bool:
