@@ -332,9 +332,7 @@ class RunContext(RunDescription):
         resume = self.resume_here()
         with self._making:
             if self._synchronizer is not None:
-                step = 0 if resume is None else resume.step
-                number = generation(self._incarnation)
-                self._synchronizer.restart(self._settings, client, step, number)
+                self._synchronizer.restart(self._settings, client, resume)
         self._step_began, self._last_traced = time.time(), -1
 
     def data_cursor(
@@ -505,7 +503,9 @@ class RunContext(RunDescription):
 
         The process that claimed the attempt makes the actor, which ends with it, makes it again if
         it dies, and reports its state to the monitor; others wait for it. Versions start at the
-        step resumed from, or at 0. In a Ray cluster without trainers, a `RemoteSynchronizer`.
+        step resumed from, or at 0. After a restart in place trainers need a new handle: calls by
+        the one of before are refused. Explorers go on with theirs. In a Ray cluster without
+        trainers, a `RemoteSynchronizer`.
 
         Raises:
             WeightsUnavailableError: the claiming process has not made it within a minute.
@@ -518,11 +518,16 @@ class RunContext(RunDescription):
 
         from trainsync.runtime.relays.synchronizer_host import SynchronizerHost
         from trainsync.weights.synchronizer.actor import Synchronizer
+        from trainsync.weights.synchronizer.handle import SynchronizerHandle
 
         if not ray.is_initialized():
             raise JoinError("the Synchronizer is a Ray actor: call ray.init() first")
         if not self._claimed_here:
-            return Synchronizer.get_actor(self.ray_namespace)
+            return SynchronizerHandle(
+                Synchronizer.get_actor(self.ray_namespace),
+                self.ray_namespace,
+                generation(self.incarnation),
+            )
         with self._making:
             if self._synchronizer is None:
                 self._synchronizer = SynchronizerHost(
