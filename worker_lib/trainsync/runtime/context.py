@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from trainsync.checkpoint.coordinator import CheckpointCoordinator
     from trainsync.checkpoint.save.part import WhenFull
     from trainsync.data.cursor import DataCursor
+    from trainsync.data.places import BatchCursor
     from trainsync.runtime.relays.synchronizer_host import SynchronizerHost
     from trainsync.weights.explorer.client import ExplorerClient
     from trainsync.weights.pacing.loops import ExplorerPace, TrainerPace
@@ -359,28 +360,67 @@ class RunContext(RunDescription):
             What `resume` raises.
         """
         from trainsync.data.cursor import DataCursor
-        from trainsync.data.errors import DataMismatchError
 
         self._deals_items = True
         self._check_prompts()
         cursor = DataCursor(length, epochs=epochs, shuffle=shuffle, seed=seed)
-        resume = self.resume_here()
-        if resume is not None:
-            state = resume.data_cursor(subdir)
-            if state is None:
-                raise DataMismatchError(
-                    f"the checkpoint of step {resume.step} has no data cursor in {subdir!r}: it "
-                    "was saved without data_cursor=. To go on with all items anew, make a "
-                    "trainsync.DataCursor"
-                )
+        state = self._cursor_state(subdir)
+        if state is not None:
             cursor.load_state_dict(state)
         return cursor
+
+    def batch_cursor(
+        self,
+        length: int,
+        batch_size: int,
+        *,
+        epochs: int | None = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        subdir: str = "actor",
+    ) -> "BatchCursor":
+        """As `data_cursor`, for batches that explorers take from a pace: each is trained once, also
+        those that are kept over a restart in place.
+
+        Args:
+            length, batch_size, epochs, shuffle, seed: see `BatchOrder`.
+            subdir: as given to the save.
+
+        Raises:
+            DataMismatchError: the checkpoint's cursor is of another dataset, or it has none.
+            ValueError: `BatchOrder` refuses.
+            What `resume` raises.
+        """
+        from trainsync.data.places import BatchCursor, BatchOrder
+
+        cursor = BatchCursor(BatchOrder(length, batch_size, epochs, shuffle, seed))
+        state = self._cursor_state(subdir)
+        if state is not None:
+            cursor.load_state_dict(state)
+        return cursor
+
+    def _cursor_state(self, subdir: str) -> Mapping[str, Any] | None:
+        """The saved cursor's state; None where nothing is resumed."""
+        from trainsync.data.errors import DataMismatchError
+
+        resume = self.resume_here()
+        if resume is None:
+            return None
+        state = resume.data_cursor(subdir)
+        if state is None:
+            raise DataMismatchError(
+                f"the checkpoint of step {resume.step} has no data cursor in {subdir!r}: it was "
+                "saved without data_cursor=. To go on with all items anew, make the cursor "
+                "yourself, such as a trainsync.DataCursor"
+            )
+        return state
 
     def _check_prompts(self) -> None:
         if self._keeps_batches and self._deals_items:
             raise ValueError(
                 "keep_batches=True and a data cursor: after a restart in place the cursor would "
-                "deal the items of the kept batches again; leave keep_batches out"
+                "deal the items of the kept batches again; use ctx.batch_cursor, or leave "
+                "keep_batches out"
             )
 
     def _ask_resume(self) -> str:
@@ -574,6 +614,7 @@ class RunContext(RunDescription):
         batches_per_step: int = 1,
         meanwhile: Callable[[], object] = lambda: None,
         keep_batches: bool = False,
+        cursor: "BatchCursor | None" = None,
     ) -> "TrainerPace":
         """The training loop's side of ``spec.sync.style``; see `trainsync.weights.pacing.loops`.
 
@@ -593,6 +634,7 @@ class RunContext(RunDescription):
             batches_per_step,
             meanwhile,
             keep_batches=keep_batches,
+            cursor=cursor,
             tracer=self._tracer,
         )
         self._step_began = time.time()
