@@ -23,11 +23,11 @@ from tests.distributed.weights.synchronizer.actor_deaths import sigkill
 
 pytestmark = [
     pytest.mark.distributed,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(600),
     pytest.mark.usefixtures("ray_cluster"),
 ]
 
-WAIT = 60
+WAIT = 180  # longer than a trainer takes to start beside many others: explorers wait for it
 ORDER = BatchOrder(length=61, batch_size=2, seed=5)
 PER_STEP = 2
 SAVES_EACH = 2  # steps: of the kills some lose a trained step, and some do not
