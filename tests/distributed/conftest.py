@@ -12,6 +12,7 @@ LONGEST = (
     "test_synchronizer_faults.py",
     "test_faults_slice.py",
     "test_pacing_ray.py",
+    "test_kept_batches.py",
     "test_memory_delta.py",
     "test_two_clusters.py",
     "test_verl_users.py",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trainsync.checkpoint.training_state import training_state
     from trainsync.data.cursor import DataCursor
     from trainsync.data.loader import TrackedLoader
+    from trainsync.data.places import BatchCursor, BatchOrder
     from trainsync.dist.errors import PeerLostError
     from trainsync.engines.fsdp.checkpoint_manager import FSDPCheckpointManager
     from trainsync.engines.fsdp.state_dicts import fsdp_save_state_dict, fsdp_upload_state_dict
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "AsyncExplorerClient": "trainsync.weights.explorer.async_client",
     "AsyncVLLMEngine": "trainsync.engines.inference.vllm",
+    "BatchCursor": "trainsync.data.places",
+    "BatchOrder": "trainsync.data.places",
     "CheckpointCoordinator": "trainsync.checkpoint.coordinator",
     "CheckpointMonitor": "trainsync.runtime.checkpoint_monitor",
     "DataCursor": "trainsync.data.cursor",
@@ -86,6 +89,8 @@ _HOMES = {
 __all__ = [
     "AsyncExplorerClient",
     "AsyncVLLMEngine",
+    "BatchCursor",
+    "BatchOrder",
     "CheckpointCoordinator",
     "CheckpointMonitor",
     "DataCursor",

@@ -31,6 +31,13 @@ class Item:
     index: int
 
 
+def order_of(length: int, shuffle: bool, seed: int, epoch: int) -> np.ndarray[Any, Any]:
+    """The indices of a dataset's items in the order of one epoch."""
+    if not shuffle:
+        return np.arange(length)
+    return np.random.default_rng((seed, epoch)).permutation(length)
+
+
 class DataCursor:
     """Deals out ``(epoch, index)`` of a dataset, so that each is trained once.
 
@@ -219,9 +226,7 @@ class DataCursor:
         return {name: getattr(self, name) for name in _SETTINGS}
 
     def _order_of(self, epoch: int) -> np.ndarray[Any, Any]:
-        if not self.shuffle:
-            return np.arange(self.length)
-        return np.random.default_rng((self.seed, epoch)).permutation(self.length)
+        return order_of(self.length, self.shuffle, self.seed, epoch)
 
     def _at_end(self) -> bool:
         return self.epochs is not None and self._epoch >= self.epochs

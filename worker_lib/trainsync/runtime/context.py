@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from trainsync.checkpoint.coordinator import CheckpointCoordinator
     from trainsync.checkpoint.save.part import WhenFull
     from trainsync.data.cursor import DataCursor
+    from trainsync.data.places import BatchCursor
     from trainsync.runtime.relays.synchronizer_host import SynchronizerHost
     from trainsync.weights.explorer.client import ExplorerClient
     from trainsync.weights.pacing.loops import ExplorerPace, TrainerPace
@@ -332,9 +333,7 @@ class RunContext(RunDescription):
         resume = self.resume_here()
         with self._making:
             if self._synchronizer is not None:
-                step = 0 if resume is None else resume.step
-                number = generation(self._incarnation)
-                self._synchronizer.restart(self._settings, client, step, number)
+                self._synchronizer.restart(self._settings, client, resume)
         self._step_began, self._last_traced = time.time(), -1
 
     def data_cursor(
@@ -361,28 +360,67 @@ class RunContext(RunDescription):
             What `resume` raises.
         """
         from trainsync.data.cursor import DataCursor
-        from trainsync.data.errors import DataMismatchError
 
         self._deals_items = True
         self._check_prompts()
         cursor = DataCursor(length, epochs=epochs, shuffle=shuffle, seed=seed)
-        resume = self.resume_here()
-        if resume is not None:
-            state = resume.data_cursor(subdir)
-            if state is None:
-                raise DataMismatchError(
-                    f"the checkpoint of step {resume.step} has no data cursor in {subdir!r}: it "
-                    "was saved without data_cursor=. To go on with all items anew, make a "
-                    "trainsync.DataCursor"
-                )
+        state = self._cursor_state(subdir)
+        if state is not None:
             cursor.load_state_dict(state)
         return cursor
+
+    def batch_cursor(
+        self,
+        length: int,
+        batch_size: int,
+        *,
+        epochs: int | None = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        subdir: str = "actor",
+    ) -> "BatchCursor":
+        """As `data_cursor`, for batches that explorers take from a pace: each is trained once, also
+        those that are kept over a restart in place.
+
+        Args:
+            length, batch_size, epochs, shuffle, seed: see `BatchOrder`.
+            subdir: as given to the save.
+
+        Raises:
+            DataMismatchError: the checkpoint's cursor is of another dataset, or it has none.
+            ValueError: `BatchOrder` refuses.
+            What `resume` raises.
+        """
+        from trainsync.data.places import BatchCursor, BatchOrder
+
+        cursor = BatchCursor(BatchOrder(length, batch_size, epochs, shuffle, seed))
+        state = self._cursor_state(subdir)
+        if state is not None:
+            cursor.load_state_dict(state)
+        return cursor
+
+    def _cursor_state(self, subdir: str) -> Mapping[str, Any] | None:
+        """The saved cursor's state; None where nothing is resumed."""
+        from trainsync.data.errors import DataMismatchError
+
+        resume = self.resume_here()
+        if resume is None:
+            return None
+        state = resume.data_cursor(subdir)
+        if state is None:
+            raise DataMismatchError(
+                f"the checkpoint of step {resume.step} has no data cursor in {subdir!r}: it was "
+                "saved without data_cursor=. To go on with all items anew, make the cursor "
+                "yourself, such as a trainsync.DataCursor"
+            )
+        return state
 
     def _check_prompts(self) -> None:
         if self._keeps_batches and self._deals_items:
             raise ValueError(
                 "keep_batches=True and a data cursor: after a restart in place the cursor would "
-                "deal the items of the kept batches again; leave keep_batches out"
+                "deal the items of the kept batches again; use ctx.batch_cursor, or leave "
+                "keep_batches out"
             )
 
     def _ask_resume(self) -> str:
@@ -502,7 +540,9 @@ class RunContext(RunDescription):
 
         The process that claimed the attempt makes the actor, which ends with it, makes it again if
         it dies, and reports its state to the monitor; others wait for it. Versions start at the
-        step resumed from, or at 0. In a Ray cluster without trainers, a `RemoteSynchronizer`.
+        step resumed from, or at 0. After a restart in place trainers need a new handle: calls by
+        the one of before are refused. Explorers go on with theirs. In a Ray cluster without
+        trainers, a `RemoteSynchronizer`.
 
         Raises:
             WeightsUnavailableError: the claiming process has not made it within a minute.
@@ -515,11 +555,16 @@ class RunContext(RunDescription):
 
         from trainsync.runtime.relays.synchronizer_host import SynchronizerHost
         from trainsync.weights.synchronizer.actor import Synchronizer
+        from trainsync.weights.synchronizer.handle import SynchronizerHandle
 
         if not ray.is_initialized():
             raise JoinError("the Synchronizer is a Ray actor: call ray.init() first")
         if not self._claimed_here:
-            return Synchronizer.get_actor(self.ray_namespace)
+            return SynchronizerHandle(
+                Synchronizer.get_actor(self.ray_namespace),
+                self.ray_namespace,
+                generation(self.incarnation),
+            )
         with self._making:
             if self._synchronizer is None:
                 self._synchronizer = SynchronizerHost(
@@ -566,6 +611,7 @@ class RunContext(RunDescription):
         batches_per_step: int = 1,
         meanwhile: Callable[[], object] = lambda: None,
         keep_batches: bool = False,
+        cursor: "BatchCursor | None" = None,
     ) -> "TrainerPace":
         """The training loop's side of ``spec.sync.style``; see `trainsync.weights.pacing.loops`.
 
@@ -585,6 +631,7 @@ class RunContext(RunDescription):
             batches_per_step,
             meanwhile,
             keep_batches=keep_batches,
+            cursor=cursor,
             tracer=self._tracer,
         )
         self._step_began = time.time()

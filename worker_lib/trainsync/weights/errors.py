@@ -70,7 +70,7 @@ class GroupFailedError(WeightsError):
 
 
 class SupersededTrainerError(WeightsError):
-    """A trainer of a newer attempt has taken over the explorers."""
+    """Newer trainers have taken over: of a newer attempt, or made in a restart in place."""
 
 
 class SharedMemoryError(WeightsError):

@@ -346,4 +346,4 @@ def test_sharded_trainers_reach_explorers_bit_for_bit_and_the_monitor_sees_it(
             return False
 
         eventually(gone, seconds=60)
-        ray.kill(handle)
+        ray.kill(handle.actor)

@@ -3,11 +3,12 @@
 import heapq
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
 
 from trainsync.api.spec import SyncStyle
+from trainsync.data.places import TrainedPlaces
 from trainsync.weights.errors import WeightsTimeoutError
 from trainsync.weights.pacing.messages import Batch, TrainerPlan, Turn
 from trainsync.weights.pacing.policy import ExplorerMove
@@ -38,6 +39,8 @@ class Run:
     Args:
         saved: versions travel as saves do: the trainer goes on when it has sent one, and whether
             that is committed shows later. What ``aborts`` gives for each after the first: no.
+        places: batches of the data; then the run ends when all are trained, after however many
+            steps.
         most_lacking: aborted versions behind which nothing is committed yet, at most. Saves end in
             any order, so one that is slow may leave many behind it.
     """
@@ -50,6 +53,7 @@ class Run:
     saved: bool = False
     aborts: Iterator[bool] = field(default_factory=lambda: repeat(False))
     most_lacking: int = sys.maxsize
+    places: int | None = None
     now: float = 0.0
     step: int = 0
     sent: int | None = None
@@ -88,7 +92,7 @@ class Run:
         for fault in self.faults:
             self._at(fault.at, partial(self._strikes, fault))
         for _ in range(_MAX_EVENTS):
-            if self.step >= self.steps:
+            if self._ended():
                 return
             self._ask()
             assert self._events, f"dead-lock after step {self.step}: {self.books}"
@@ -97,17 +101,28 @@ class Run:
             self.most_queued = max(self.most_queued, len(self.books.queue))
         raise AssertionError("no end: events without progress")
 
+    def done(self) -> TrainedPlaces:
+        """The places in the data that were trained, as the trainers know."""
+        batches = [batch for step in self.trained[: self.step] for batch in step]
+        return TrainedPlaces(most=self.places).also(batch.place for batch in batches)
+
+    def _ended(self) -> bool:
+        if self.places is None:
+            return self.step >= self.steps
+        return len(self.done()) == self.places
+
     def _ask(self) -> None:
         before: object = None
         while before != (before := (self.busy, self.published, frozenset(self.acting))):
-            if not self.busy:
+            if not self.busy and not self._ended():
                 self._ask_trainer()
             for name in self.names:
                 if name in self.lives and name not in self.acting:
                     self._ask_explorer(name)
 
     def _ask_trainer(self) -> None:
-        self.books.note_trainer(self.plan, self.step, self.sent)
+        done = None if self.places is None else self.done()
+        self.books.note_trainer(replace(self.plan, trained=done), self.step, self.sent)
         try:
             order = self.books.order(self.roster.explorers, self.published, self.now)
         except WeightsTimeoutError:
@@ -182,7 +197,8 @@ class Run:
     def _back(self, name: str) -> None:
         """An explorer that was given up meanwhile registers again when it speaks, as clients do."""
         if self._known(name).status == LOST:
-            serving = Serving(self._known(name).version, "d")
+            served = self._known(name).version
+            serving = Serving(served, f"d{served}")
             explorer = self.roster.rejoin(name, self._session(name), serving, self.now)
             explorer.returning = self.published is None or explorer.version < self.published
 
@@ -227,12 +243,17 @@ class Run:
     def _check(self, batches: tuple[Batch, ...]) -> None:
         policy, oldest = self.plan.policy, min(batch.version for batch in batches)
         assert len({batch.key for batch in batches}) == len(batches), "trained on twice"
+        if self.places is not None:
+            done = self.done()
+            for batch in batches:
+                assert batch.place not in done, "its prompts were trained before"
+                done = done.also([batch.place])
         missing = self._aborted_after(oldest)
         if policy.style == SyncStyle.FIXED:
             assert {batch.number for batch in batches} == {self.step + 1}
             most = policy.interval - 1 + policy.offset + policy.interval * missing
             assert self.step - oldest <= most
-        else:
+        elif self.places is None:
             assert len(batches) == self.plan.batches
         if policy.style == SyncStyle.FULLY_ASYNC:
             assert policy.max_staleness is not None

@@ -47,9 +47,9 @@ class Run:
         self._synchronizer = Synchronizer("ns")
         self.call("setup_weight_sync_group", TrainerEndpoint("h", 1, 0, "t"))
 
-    def call(self, method: str, *arguments: Any) -> Any:
+    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
         async def answer() -> Any:
-            return await getattr(self._synchronizer, method)(*arguments)
+            return await getattr(self._synchronizer, method)(*arguments, **named)
 
         return asyncio.run_coroutine_threadsafe(answer(), self._loop).result(30.0)
 

@@ -4,14 +4,20 @@ The Synchronizer runs here, in a thread, without Ray.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from trainsync.api.spec import SyncStyle
+from trainsync.weights.errors import SupersededTrainerError
 from trainsync.weights.pacing import loops
 from trainsync.weights.pacing.messages import TrainerPlan
+from trainsync.weights.pacing.policy import ExplorerMove
+from trainsync.weights.synchronizer.roster import LOST
 
+from tests.unit.monitor.fakes import eventually
 from tests.unit.weights.pacing.test_pace_refusals import PLANS, Client, Run, roll_out
 
 STEPS = 8
@@ -117,3 +123,64 @@ def test_trainers_that_die_when_training_is_over_finish_once_more(run: Run) -> N
     rolling.join(20.0)
     assert not rolling.is_alive()
     assert explorer.served[-2:] == [2, 3]
+
+
+KEEPING = replace(PLANS[SyncStyle.TRAINER_DRIVEN], keeps_batches=True)
+CALLS: Mapping[str, tuple[Any, ...]] = {
+    "next_trainer_task": (KEEPING, 0, 0, 0.05),
+    "begin_step": (1, [("a", 1)]),
+    "end_step": (1,),
+    "finish_pace": (KEEPING, 1, 0.05),
+    "note_aborted": (1, "a test"),
+    "set_trainer_status": ("stopped",),
+    "make_room": (1,),
+    "note_missed": (1, {}, {}),
+    "ready_to_nccl_sync": ("trainer", 1, 0.05),
+}
+
+
+@pytest.fixture
+def kept(run: Run) -> Run:
+    """A run whose trainers were restarted, with a batch that was kept."""
+    explorer = Explorer(run, "a")
+    assert run.call("next_trainer_task", KEEPING, 0, None, 0.05).publish
+    run.publish(0)
+    run.call("next_trainer_task", KEEPING, 0, 0, 0.05)
+    assert explorer.ask("next_explorer_move", 0.05, timeout=1.0).move == ExplorerMove.FETCH
+    assert explorer.update(-1) == 0
+    turn = explorer.ask("next_explorer_move", 0.05, timeout=1.0).turn
+    assert explorer.ask("deliver_batch", turn, ["batch"], 1.0, timeout=1.0)
+    run.call("rewind", 1, 0)
+    return run
+
+
+@pytest.mark.parametrize("method", CALLS)
+def test_calls_of_trainers_from_before_are_refused_and_change_nothing(
+    kept: Run, method: str
+) -> None:
+    with pytest.raises(SupersededTrainerError, match="made anew"):
+        kept.call(method, *CALLS[method], restarts=0)
+    assert kept.call("next_trainer_task", KEEPING, 0, None, 0.05, restarts=1).publish
+    kept.publish(0)
+    task = kept.call("next_trainer_task", KEEPING, 0, 0, 0.05, restarts=1)
+    assert [batch.payload for batch in task.batches] == ["batch"]
+
+
+def test_a_question_that_waits_when_the_trainers_are_restarted_is_refused(run: Run) -> None:
+    explorer = Explorer(run, "a")
+    run.publish(0)
+
+    def asked() -> bool:
+        move = explorer.ask("next_explorer_move", 0.01, timeout=1.0).move
+        return bool(move == ExplorerMove.FETCH)
+
+    with ThreadPoolExecutor() as threads:
+        ready = threads.submit(run.call, "ready_to_nccl_sync", "trainer", 1, 0.5, restarts=0)
+        task = threads.submit(run.call, "next_trainer_task", KEEPING, 0, 0, 20.0, restarts=0)
+        eventually(asked)
+        run.call("rewind", 1, 0)
+        with pytest.raises(SupersededTrainerError):
+            task.result(10.0)
+        with pytest.raises(SupersededTrainerError):
+            ready.result(10.0)
+    assert run.call("get_status").explorers["a"].status != LOST, "given up by trainers from before"

@@ -168,6 +168,21 @@ def test_style_fixed_trains_on_the_same_batches_after_trainers_were_restarted(
     assert restarted.trained == undisturbed.trained
 
 
+@pytest.mark.parametrize("style", SyncStyle)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), places=st.integers(1, 20), keeps=st.booleans())
+def test_each_batch_of_the_data_is_trained_once_whatever_dies(
+    style: SyncStyle, data: st.DataObject, places: int, keeps: bool
+) -> None:
+    """Explorers, trainers, with and without the loss of steps, and the Synchronizer."""
+    plan = replace(data.draw(plans(style)), keeps_batches=keeps)
+    drawn = itertools.cycle(data.draw(speeds))
+    run = Run(plan, data.draw(names), STEPS, drawn, tuple(data.draw(faults)), places=places)
+    run.run()
+    trained = sorted(batch.place for step in run.trained[: run.step] for batch in step)
+    assert trained == list(range(places))
+
+
 # -- single steps of the books ------------------------------------------------------------------
 
 FIXED = TrainerPlan(SyncPolicy(SyncStyle.FIXED, timeout=50.0))

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 from trainsync.api.spec import SyncStyle
+from trainsync.data.places import TrainedPlaces
 from trainsync.weights.pacing.messages import TrainerPlan, Turn
-from trainsync.weights.pacing.policy import SyncPolicy
+from trainsync.weights.pacing.policy import ExplorerMove, SyncPolicy
 from trainsync.weights.pacing.scheduler import PaceScheduler
 from trainsync.weights.synchronizer.roster import Explorer
 
@@ -148,3 +149,105 @@ def test_an_explorer_that_joined_in_the_step_makes_its_share_when_that_of_anothe
     _, turn = scheduler.turn("b", "q", explorers, 0, stopped=False)
     assert turn is not None
     assert turn.number == 1
+
+
+# -- turns with places in the data -------------------------------------------------------------
+
+
+class PlacedRun(Run):
+    """Trainers that say which places are trained, and keep batches."""
+
+    def __init__(self, most: int | None = None, batches: int = 1, plan: TrainerPlan = PLAN) -> None:
+        super().__init__(replace(plan, batches=batches, keeps_batches=True))
+        self.done = TrainedPlaces(most=most)
+
+    def ask(self, step: int) -> list[int]:
+        """The trainers' question after ``step``; places of the batches that they are given."""
+        self.plan = replace(self.plan, trained=self.done)
+        self.scheduler.note_trainer(self.plan, step, step)
+        order = self.scheduler.order(self.explorers, step, 0.0)
+        if order.batches:
+            self.scheduler.begin_step(step + 1, [batch.key for batch in order.batches])
+        return [batch.place for batch in order.batches]
+
+    def train(self, step: int) -> None:
+        """Train a step to its end, on one batch that is made for it."""
+        self.ask(step - 1)  # nothing is made yet
+        assert self.delivers(self.asks(step - 1))
+        self.done = self.done.also(self.ask(step - 1))
+        self.scheduler.trained(step)
+
+
+@pytest.mark.parametrize("queued", [True, False])
+def test_batches_with_places_are_kept_when_a_trained_step_is_lost_and_its_own_are_made_again(
+    *, queued: bool
+) -> None:
+    run = PlacedRun()
+    run.train(1)
+    run.train(2)
+    first = run.asks(1)  # of version 1, which is the step gone on from
+    assert (first.place, run.delivers(first)) == (2, True)
+    lost = run.asks(2)
+    assert lost.place == 3
+    assert not queued or run.delivers(lost)
+    run.scheduler.rewind(1, 1)
+    assert [batch.place for batch in run.scheduler.queue] == [2]
+    assert not run.delivers(lost), "of weights that are no more"
+    run.done = TrainedPlaces().also([0])  # as it was saved with step 1
+    run.scheduler.note_trainer(replace(run.plan, trained=run.done), 1, None)
+    assert [run.asks(1).place, run.asks(1).place] == [1, 1], "the place of the lost step is free"
+    assert run.delivers(run.asks(1))
+    assert sorted(batch.place for batch in run.scheduler.queue) == [1, 2]
+
+
+def test_a_share_of_a_lost_step_is_made_again_by_the_explorer_that_delivered_it() -> None:
+    run = PlacedRun(plan=TrainerPlan(SyncPolicy(SyncStyle.FIXED)))
+    run.train(1)
+    run.train(2)
+    run.scheduler.rewind(1, 1)
+    run.done = TrainedPlaces().also([0])
+    run.scheduler.note_trainer(replace(run.plan, trained=run.done), 1, None)
+    again = run.asks(1)
+    assert (again.number, again.place) == (2, 1)
+    assert run.delivers(again)
+    assert [batch.place for batch in run.scheduler.queue] == [1]
+
+
+def test_a_batch_from_before_a_new_scheduler_is_taken_unless_its_place_is_trained_or_made() -> None:
+    run = PlacedRun()
+    run.train(1)
+    late, trained = run.asks(1), replace(run.asks(1), place=0)
+    run.scheduler = PaceScheduler()
+    run.ask(1)
+    assert not run.delivers(trained)
+    assert run.delivers(late)
+    assert run.delivers(late), "its answer was lost"
+    run.scheduler.join("b", "q", run.explorers | {"b": Explorer("q", 1e9, version=1)})
+    run.explorers["b"] = Explorer("q", 1e9, version=1)
+    assert not run.scheduler.deliver("b", "q", late, "x", run.explorers, 1, 0.0)
+    assert [batch.place for batch in run.scheduler.queue] == [1]
+
+
+def test_the_place_of_an_explorer_that_is_lost_is_made_by_another() -> None:
+    run = PlacedRun()
+    run.ask(0)
+    assert run.asks(0).place == 0
+    run.explorers["b"] = Explorer("q", 1e9, version=0)
+    assert run.scheduler.turn("b", "q", run.explorers, 0, stopped=False)[1] == Turn(0, 2, 0, 1)
+    del run.explorers["a"]
+    assert run.scheduler.turn("b", "q", run.explorers, 0, stopped=False)[1] == Turn(0, 3, 0, 0)
+
+
+def test_the_last_step_has_what_is_left_of_the_data_and_nothing_is_made_after_it() -> None:
+    run = PlacedRun(most=3, batches=2)
+    run.ask(0)
+    for _ in range(3):
+        assert run.delivers(run.asks(0))
+    assert run.ask(0) == [0, 1]
+    run.done = run.done.also([0, 1])
+    run.scheduler.trained(1)
+    assert run.ask(1) == [2]
+    assert run.scheduler.turn("a", "p", run.explorers, 0, stopped=False) == (
+        ExplorerMove.WAIT,
+        None,
+    )

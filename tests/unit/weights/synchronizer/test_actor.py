@@ -10,6 +10,7 @@ from trainsync.weights.errors import ExplorerLostError, UnknownExplorerError
 from trainsync.weights.pacing.calls import TrainerTask
 from trainsync.weights.pacing.messages import TrainerPlan
 from trainsync.weights.pacing.policy import SyncPolicy, SyncStyle
+from trainsync.weights.synchronizer import followed_state
 from trainsync.weights.synchronizer.actor import Synchronizer
 from trainsync.weights.transports.broadcast.link import TrainerEndpoint
 from trainsync.weights.versions import Announcement, Published
@@ -165,3 +166,26 @@ def test_finishing_without_the_last_version_waits_for_the_one_before() -> None:
         assert await end == ["e"]
 
     run(scenario)
+
+
+def test_a_restart_of_the_trainers_is_kept_once_the_follower_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(followed_state, "_FOLLOWER_SECONDS", 0.05)
+
+    async def main() -> None:
+        synchronizer = Synchronizer("ns", kept=True)
+        assert not await synchronizer.rewind(1, 0), "no follower has it"
+        changes = await synchronizer.follow(0, 5.0)
+        assert changes is not None
+        assert changes.rewinds == ((1, 0),)
+        monkeypatch.setattr(followed_state, "_FOLLOWER_SECONDS", 15.0)
+        following = asyncio.create_task(synchronizer.follow(changes.revision, 5.0))
+        again = asyncio.create_task(synchronizer.rewind(1, 0))
+        news = await following
+        assert news is not None
+        await synchronizer.follow(news.revision, 0.0)
+        assert await again
+        assert await Synchronizer("ns").rewind(1, 0), "it is not rebuilt: nobody is to follow"
+
+    asyncio.run(asyncio.wait_for(main(), 20))

@@ -85,6 +85,7 @@ class PacingCalls:
         sent: int | None,
         timeout: float,  # noqa: ASYNC109 - the caller is in another process
         lost: Sequence[tuple[str, int]] = (),
+        restarts: int | None = None,
     ) -> TrainerTask | None:
         """The trainer's task after ``step``, which is complete; None: ask again.
 
@@ -93,17 +94,21 @@ class PacingCalls:
         Args:
             sent: the last version that it published, and that may be on its way.
             lost: keys of batches that it was given, and whose payload is lost.
+            restarts: see `WeightsState.check_trainer`; so do the trainer's other calls.
 
         Raises:
+            SupersededTrainerError.
             WeightsTimeoutError: there is nothing to train on, and no explorer left to wait for.
             WeightsUnavailableError: the first version was aborted, or too many in a row.
         """
         scheduler, explorers = self._scheduler, self._state.explorers
+        self._state.check_trainer(restarts)
         scheduler.note_trainer(plan, step, sent)
         scheduler.discard(lost)
         await self._revision.wake()
         deadline = time.monotonic() + timeout
         while True:
+            self._state.check_trainer(restarts)  # again after each wait
             now, seen = time.monotonic(), self._revision.wakes
             order = scheduler.order(explorers, self._published_version(), now)
             self._see(now)
@@ -122,14 +127,18 @@ class PacingCalls:
             else:
                 await self._next_change(seen, min(order.seconds, deadline - now))
 
-    async def begin_step(self, step: int, keys: Sequence[tuple[str, int]]) -> None:
-        """The trainer has these batches, and trains on them."""
+    async def begin_step(
+        self, step: int, keys: Sequence[tuple[str, int]], restarts: int | None = None
+    ) -> None:
+        """The trainer has these batches, and trains on them. Raises `SupersededTrainerError`."""
+        self._state.check_trainer(restarts)
         self._clock.begun(keys)
         self._scheduler.begin_step(step, keys)
         await self._revision.wake()
 
-    async def end_step(self, step: int) -> None:
-        """Training step ``step`` is complete."""
+    async def end_step(self, step: int, restarts: int | None = None) -> None:
+        """Training step ``step`` is complete. Raises `SupersededTrainerError`."""
+        self._state.check_trainer(restarts)
         self._scheduler.trained(step)
         await self._revision.wake()
 
@@ -152,12 +161,16 @@ class PacingCalls:
         await self._revision.wait_for(lambda: bool(found()), timeout)
         return min(found(), default=None)
 
-    async def note_aborted(self, version: int, cause: str) -> None:
+    async def note_aborted(self, version: int, cause: str, restarts: int | None = None) -> None:
         """The save that carries ``version`` was aborted: it is not waited for any more.
 
         Explorers lag behind it in the status. The note outlives this actor as an announcement
         does. A second note, or one of a version that is published, is no error.
+
+        Raises:
+            SupersededTrainerError.
         """
+        self._state.check_trainer(restarts)
         if self._state.versions.note_aborted(version, cause):
             logger.warning("no explorer waits for version %d any more: %s", version, cause)
             await self._followed.keep(f"the abort of version {version}")
@@ -167,12 +180,17 @@ class PacingCalls:
         plan: TrainerPlan,
         step: int,
         timeout: float,  # noqa: ASYNC109 - the caller is in another process
+        restarts: int | None = None,
     ) -> list[str]:
         """End the batches, and wait until every explorer that takes part serves version ``step``.
 
         If that version is aborted, the last published one counts. Returns the explorers that do
         not serve version ``step`` then, or after ``timeout`` seconds.
+
+        Raises:
+            SupersededTrainerError.
         """
+        self._state.check_trainer(restarts)
         self._scheduler.note_trainer(plan, step, step, finishing=True)
         self._clock.end()
         await self._revision.wake()
@@ -183,6 +201,7 @@ class PacingCalls:
             return not state.roster.behind(last)
 
         await self._revision.wait_for(taken, timeout)
+        self._state.check_trainer(restarts)
         return sorted(name for name, known in state.explorers.items() if known.version < step)
 
     async def join_pace(self, explorer: str, session: str) -> None:

@@ -33,6 +33,7 @@ from typing import Any
 import ray
 import torch
 
+from trainsync.data.places import BatchCursor
 from trainsync.tracing.steps import StepTracer
 from trainsync.weights.errors import (
     DigestMismatchError,
@@ -76,9 +77,13 @@ class TrainerPace:
             many as there are explorers.
         meanwhile: called every few seconds while there is nothing to train on; what it raises
             ends the wait. It may look after the explorers' processes.
-        keep_batches: after a restart in place that loses no trained step, train on the batches that
-            explorers made or were making before; else they are thrown away. Only where prompts
-            follow from `Turn.number`: a data cursor deals them out again.
+        keep_batches: after a restart in place, train on the batches that explorers made or were
+            making before; else they are thrown away. Where prompts follow from `Turn.number`, those
+            are kept if no trained step is lost; with ``cursor``, all but those of weights that are
+            no more.
+        cursor: says which batches of the data are trained; then `Turn.place` names the batch that
+            an explorer is to make, each of which is trained on once. At the end of the data a step
+            may have fewer batches.
         tracer: of the attempt, for the traces of its steps; None: nothing is recorded.
     """
 
@@ -92,11 +97,14 @@ class TrainerPace:
         meanwhile: Callable[[], object] = lambda: None,
         *,
         keep_batches: bool = False,
+        cursor: BatchCursor | None = None,
         tracer: StepTracer | None = None,
     ) -> None:
         self._tracer = tracer
         self._train_began = time.time()
-        self._plan = TrainerPlan(policy, batches_per_step, keep_batches)
+        self._settings = TrainerPlan(policy, batches_per_step, keep_batches)
+        self._cursor = cursor
+        self._places: list[int] = []  # of the batches that were returned last
         self._publish = publish
         self._meanwhile = meanwhile
         self._step = step
@@ -105,6 +113,11 @@ class TrainerPace:
         self._sent: int | None = None
         self._began = time.monotonic()
         self._waited = 0.0
+
+    @property
+    def _plan(self) -> TrainerPlan:
+        trained = None if self._cursor is None else self._cursor.done
+        return replace(self._settings, trained=trained)
 
     @property
     def seconds(self) -> tuple[float, float]:
@@ -121,11 +134,13 @@ class TrainerPace:
             WeightsTimeoutError: there was nothing to train on for the policy's timeout.
             WeightsUnavailableError: the Synchronizer does not answer, batches are lost again and
                 again, or the first version or four in a row were aborted.
+            SupersededTrainerError: the trainers were restarted in place since this was made.
             What ``publish`` and ``meanwhile`` raise.
         """
         began = time.time()
         with self._waiting():
             batches = self._next_batches()
+        self._places = [batch.place for batch in batches]
         self._train_began = time.time()
         if self._tracer is not None:
             step = self._step + 1
@@ -158,9 +173,20 @@ class TrainerPace:
         )
 
     def trained(self, step: int) -> None:
-        """Training step ``step`` is complete; it must be the one after the last."""
+        """Training step ``step`` is complete; it must be the one after the last.
+
+        Raises:
+            ValueError: it is not, or the cursor was not told of the step's batches.
+            SupersededTrainerError: the trainers were restarted in place since this was made.
+            WeightsUnavailableError: the Synchronizer does not answer.
+        """
         if step != self._step + 1:
             raise ValueError(f"step {step} does not follow step {self._step}")
+        if self._cursor is not None and not all(p in self._cursor.done for p in self._places):
+            raise ValueError(
+                f"the cursor was not told that step {step} trained on places {self._places}; call "
+                "cursor.trained(batch.place for batch in batches) before the step is saved"
+            )
         self._step = step
         if self._tracer is not None:
             self._tracer.record(step, "rl.train", self._train_began)
@@ -170,6 +196,7 @@ class TrainerPace:
         """Publish the last version, let explorers take it, and tell them that training ended.
 
         Returns the explorers that did not take it within the policy's timeout, lost ones too.
+        Raises what `trained` and ``publish`` raise.
         """
         with self._waiting():
             if self._sent != self._step:

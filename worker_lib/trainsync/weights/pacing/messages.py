@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from trainsync.data.places import TrainedPlaces
 from trainsync.weights.pacing.policy import SyncPolicy
 
 
@@ -10,22 +11,28 @@ from trainsync.weights.pacing.policy import SyncPolicy
 class Turn:
     """Leave to make one batch with ``version``; ``number`` is that of `PaceScheduler`.
 
-    ``restarts`` counts those of the trainers before it.
+    ``restarts`` counts those of the trainers before it; ``place`` is the batch's place in the data,
+    with a `BatchCursor`, else -1.
     """
 
     version: int
     number: int
     restarts: int = 0
+    place: int = -1
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch that an explorer made; the run decides what its ``payload`` holds."""
+    """A batch that an explorer made; the run decides what its ``payload`` holds.
+
+    ``place``: see `Turn`.
+    """
 
     explorer: str
     version: int
     number: int
     payload: Any
+    place: int = -1
 
     @property
     def key(self) -> tuple[str, int]:
@@ -38,12 +45,13 @@ class TrainerPlan:
     """The trainer's settings, sent with every question; a step trains on ``batches`` batches.
 
     With style ``fixed`` a step trains on the shares of all explorers, however many they are.
-    ``keeps_batches``: see `TrainerPace`.
+    ``keeps_batches``: see `TrainerPace`. ``trained``: of the data, with a `BatchCursor`.
     """
 
     policy: SyncPolicy
     batches: int = 1
     keeps_batches: bool = False
+    trained: TrainedPlaces | None = None
 
 
 @dataclass(frozen=True)

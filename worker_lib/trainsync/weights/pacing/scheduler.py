@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainsync.api.spec import SyncStyle
+from trainsync.data.places import TrainedPlaces
 from trainsync.weights.errors import WeightsError, WeightsTimeoutError
 from trainsync.weights.pacing.aborted_limit import check_aborted
 from trainsync.weights.pacing.messages import Batch, TrainerOrder, TrainerPlan, Turn
@@ -72,7 +73,9 @@ class PaceScheduler:
     _sent: list[int] = field(default_factory=list)
     _training_on: list[Batch] = field(default_factory=list)
     _rewound: tuple[int, int] = (0, -1)
+    _rewinds: list[tuple[int, int]] = field(default_factory=list)
     _refused_before: int = 0  # turns of before this restart
+    _done: TrainedPlaces | None = None  # of the data, where turns have places in it
     _sends_again: bool = False
 
     @property
@@ -93,8 +96,10 @@ class PaceScheduler:
     def rewind(self, number: int, step: int) -> None:
         """The trainers were restarted, for the ``number``-th time, and go on from ``step``.
 
-        Batches are kept where the plan says so and no step is lost that was trained: those queued,
-        those of the step that was under way, and the turns that explorers have.
+        Batches are kept where the plan says so: those queued, those of the step that was under
+        way, and the turns that explorers have. Where a step is lost that was trained, only if they
+        have places in the data, and not those of weights that are no more: the places of the lost
+        step's batches are free again once the trainers say which are trained.
 
         Else all of them are thrown away or refused, as in a new attempt: the checkpoint's data
         cursor deals their prompts again, and they are numbered from ``step`` on.
@@ -103,14 +108,22 @@ class PaceScheduler:
         """
         if number <= self._rewound[0]:
             return
-        kept = self.plan is not None and self.plan.keeps_batches and step == self.step
+        loses = step != self.step
+        kept = self.plan is not None and self.plan.keeps_batches
+        kept &= not loses or self._done is not None
         self._rewound, self._sends_again = (number, step), True
+        self._rewinds.append(self._rewound)
         self.step, self.sent, self.training, self.finishing = step, None, False, False
         self._sent, self._waiting_since = [], None
-        self.queue = [*self._training_on, *self.queue] if kept else []
+        made = [*self._training_on, *self.queue] if kept else []
+        self.queue = [batch for batch in made if batch.version <= step]
         self._training_on = []
         if kept:
             for name, entry in self._entries.items():
+                if entry.turn is not None and self._is_lost(entry.turn):
+                    entry.turn = None
+                if loses:
+                    entry.delivered = -1
                 # One that joined in the step that died may be needed for that: the batches of
                 # another are lost if that dies, too.
                 entry.next_step = self._first_unmade(name, step + 1)
@@ -132,6 +145,7 @@ class PaceScheduler:
         if step != self.step:
             self._training_on = []
         self.plan, self.step, self.training, self.finishing = plan, step, False, finishing
+        self._done = plan.trained
         self.sent = sent
         self._sends_again &= sent is None
         if sent is not None and sent not in self._sent:
@@ -199,6 +213,8 @@ class PaceScheduler:
     def trained(self, step: int) -> None:
         """Training step ``step`` is complete."""
         self.step, self.training = step, False
+        if self._done is not None:
+            self._done = self._done.also(batch.place for batch in self._training_on)
         self._training_on = []
 
     def discard(self, keys: Iterable[tuple[str, int]]) -> None:
@@ -249,11 +265,12 @@ class PaceScheduler:
         entry.waiting = move == ExplorerMove.WAIT
         explorer.status = REQUIRE_SYNC if entry.waiting else RUNNING
         if move == ExplorerMove.ROLL_OUT:
-            if self._is_full(plan):
+            place = -1 if self._done is None else self._done.first_left(self._held())
+            if self._is_full(plan) or place is None:
                 return ExplorerMove.WAIT, None
             entry.rollouts += 1
             number = self._number(plan, entry)
-            entry.turn = Turn(explorer.version, number, self._rewound[0])
+            entry.turn = Turn(explorer.version, number, self._rewound[0], place)
         return move, entry.turn
 
     def deliver(
@@ -272,17 +289,19 @@ class PaceScheduler:
         """
         self.join(name, session, explorers)
         entry, plan = self._entries[name], self._plan()
-        if turn.restarts < self._refused_before:
+        if turn.restarts < self._refused_before or self._is_lost(turn):
             return False  # its prompts are dealt again
         if entry.delivered == turn.number:
             return True
         expected, entry.turn = entry.turn == turn, None
+        if self._done is not None and (turn.place in self._done or turn.place in self._held()):
+            return any(batch.key == (name, turn.number) for batch in self.queue)
         # After `entry.turn` is taken back, so that the batch is not counted twice.
         if not self._wanted(plan, entry, turn, self._view(explorers, published), expected):
             return False
         entry.delivered = turn.number
         self._last_number = max(self._last_number, turn.number)
-        self.queue.append(Batch(name, turn.version, turn.number, payload))
+        self.queue.append(Batch(name, turn.version, turn.number, payload, turn.place))
         entry.next_step = self._first_unmade(name, entry.next_step)
         entry.delivered_at = now
         return True
@@ -293,6 +312,20 @@ class PaceScheduler:
         if self.plan is None:
             raise WeightsError("the trainer has not reported its step yet")
         return self.plan
+
+    def _is_lost(self, turn: Turn) -> bool:
+        """Whether training went on from before its version since."""
+        return any(turn.version > step for n, step in self._rewinds if n > turn.restarts)
+
+    def _held(self) -> set[int]:
+        """Places in the data of the batches that are made, or are being made."""
+        made = {batch.place for batch in (*self.queue, *self._training_on)}
+        turns = (entry.turn for entry in self._entries.values())
+        return made | {turn.place for turn in turns if turn is not None}
+
+    def _all_dealt(self) -> bool:
+        """Whether no place in the data is left for another batch."""
+        return self._done is not None and self._done.first_left(self._held()) is None
 
     def _begun(self) -> int:
         return (self.step or 0) + self.training
@@ -378,12 +411,18 @@ class PaceScheduler:
             self.queue = [batch for batch in self.queue if batch.number >= step]
             shares = [batch for batch in self.queue if batch.number == step]
             return () if self._missing(view) else tuple(sorted(shares, key=lambda b: b.explorer))
-        if len(self.queue) < plan.batches:
+        being_made = any(entry.turn is not None for entry in self._entries.values())
+        if len(self.queue) < plan.batches and (being_made or not self._all_dealt()):
             return ()
         return tuple(sorted(self.queue, key=lambda batch: batch.version)[: plan.batches])
 
     def _missing(self, view: RunView) -> frozenset[str]:
-        return frozenset(n for n, e in view.explorers.items() if e.next_step <= view.step + 1)
+        dealt = self._all_dealt()
+        return frozenset(
+            name
+            for name, explorer in view.explorers.items()
+            if explorer.next_step <= view.step + 1 and (explorer.rolling_out or not dealt)
+        )
 
     def _progress(self, names: Iterable[str]) -> float:
         """When the trainer began to wait, or one of these explorers delivered since."""

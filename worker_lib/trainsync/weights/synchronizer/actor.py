@@ -109,7 +109,7 @@ class Synchronizer:
                 reference by the object itself.
             seconds: that the upload of the part has taken so far.
             again: the answer to an earlier call was lost: the same part is no error.
-            restarts: `Contact.restarts` when this trainer connected; None: not known.
+            restarts: see `WeightsState.check_trainer`; so do the trainer's other calls.
 
         Raises:
             StaleVersionError, InconsistentUploadError, SupersededTrainerError.
@@ -121,19 +121,25 @@ class Synchronizer:
         await self._followed.keep(f"version {version}, rank {part.rank}", held)
         return complete
 
-    async def rewind(self, number: int, step: int) -> None:
+    async def rewind(self, number: int, step: int) -> bool:
         """The trainers were restarted in place and go on from ``step``; see `WeightsState.rewind`.
 
-        Explorers go on with what they serve, unless that is newer than ``step``.
+        Explorers go on with what they serve, unless that is newer than ``step``. False when an
+        actor that replaced this one might not know of it yet: call again.
         """
-        if await self._followed.rewind(number, step):
+        if self._followed.rewind(number, step):
             await self._pacing.rewind()
+        return await self._followed.keep(f"restart {number} of the trainers")
 
-    async def make_room(self, version: int) -> bool:
+    async def make_room(self, version: int, restarts: int | None = None) -> bool:
         """Let go of the published version's bytes, since ``version`` is about to be uploaded.
 
         False while an explorer still needs them: see `WeightsState.make_room`.
+
+        Raises:
+            SupersededTrainerError.
         """
+        self._state.check_trainer(restarts)
         if made := self._state.make_room(version):
             await self._followed.keep(f"room for version {version}")
         return made
@@ -144,7 +150,7 @@ class Synchronizer:
         An announcement that was answered outlives this actor, as a part does.
 
         Args:
-            restarts: `Contact.restarts` when this trainer connected; None: not known.
+            restarts: see `WeightsState.check_trainer`.
 
         Raises:
             StaleVersionError, SupersededTrainerError, InconsistentUploadError.
@@ -159,6 +165,7 @@ class Synchronizer:
         lost: Mapping[str, str],
         refused: Mapping[str, str],
         sent: BroadcastTraffic | None = None,
+        restarts: int | None = None,
     ) -> None:
         """Note the fate of a version that was broadcast and reached no explorer.
 
@@ -168,7 +175,11 @@ class Synchronizer:
             lost: explorers that are given up, and why; they may rejoin.
             refused: explorers that could not take it, and why; they live.
             sent: what travelled nevertheless.
+
+        Raises:
+            SupersededTrainerError.
         """
+        self._state.check_trainer(restarts)
         self._state.note_missed(version, time.monotonic(), lost, refused, sent)
         await self._revision.advance()
 
@@ -178,7 +189,7 @@ class Synchronizer:
         """The trainer broadcasts from ``endpoint``, to explorers that know its token.
 
         Args:
-            restarts: `Contact.restarts` when this trainer connected; None: not known.
+            restarts: see `WeightsState.check_trainer`.
 
         Raises:
             SupersededTrainerError: a newer attempt does so already, or restarted trainers do.
@@ -198,6 +209,7 @@ class Synchronizer:
         timeout: float,
         explorer: str | None = None,
         session: str = "",
+        restarts: int | None = None,
     ) -> tuple[str, ...]:
         """Say that one side is ready for a broadcast.
 
@@ -213,14 +225,17 @@ class Synchronizer:
 
         Raises:
             ValueError: ``module`` is neither.
+            SupersededTrainerError: to a trainer.
             What `WeightsState.renew` raises, to an explorer.
         """
         if module == "explorer":
             if self._state.renew(explorer or "", session, time.monotonic(), ready=True):
                 await self._revision.advance()
         elif module == "trainer":
+            self._state.check_trainer(restarts)
             roster = self._state.roster
             await self._revision.wait_for(lambda: not roster.unready(version), timeout)
+            self._state.check_trainer(restarts)
             for name in roster.unready(version):
                 cause = f"it was not ready for version {version} within {timeout:g} s"
                 self._state.give_up(name, cause, time.monotonic(), LossReason.NOT_READY)
@@ -229,8 +244,13 @@ class Synchronizer:
             raise ValueError(f"module must be 'trainer' or 'explorer', got {module!r}")
         return tuple(sorted(self._state.roster.ready(version)))
 
-    async def set_trainer_status(self, status: str) -> None:
-        """``running``, ``require_sync`` or ``stopped``; the last ends every wait."""
+    async def set_trainer_status(self, status: str, restarts: int | None = None) -> None:
+        """``running``, ``require_sync`` or ``stopped``; the last ends every wait.
+
+        Raises:
+            SupersededTrainerError.
+        """
+        self._state.check_trainer(restarts)
         self._state.set_trainer_status(status)
         await self._revision.advance()
 

@@ -5,6 +5,7 @@ that was given up, or whose Synchronizer was rebuilt, registers again by itself.
 """
 
 import logging
+import math
 import secrets
 import threading
 import time
@@ -23,6 +24,7 @@ from trainsync.weights.errors import (
     WeightsUnavailableError,
 )
 from trainsync.weights.synchronizer.followed_state import Contact
+from trainsync.weights.synchronizer.handle import SynchronizerHandle
 from trainsync.weights.synchronizer.ray_errors import one_sentence, raised_there
 from trainsync.weights.synchronizer.remote import RemoteConnection, RemoteSynchronizer
 from trainsync.weights.synchronizer.roster import Serving
@@ -40,7 +42,22 @@ _REBUILD_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
 _RENEWALS_IN_A_LEASE: Final = 3
 # The actor takes them of trainers of the present restart only.
-_FENCED: Final = frozenset({"set_model_state_dict", "announce", "setup_weight_sync_group"})
+_FENCED: Final = frozenset(
+    {
+        "set_model_state_dict",
+        "make_room",
+        "announce",
+        "note_missed",
+        "setup_weight_sync_group",
+        "ready_to_nccl_sync",
+        "set_trainer_status",
+        "next_trainer_task",
+        "begin_step",
+        "end_step",
+        "note_aborted",
+        "finish_pace",
+    }
+)
 
 
 def find_actor(namespace: str, timeout: float = 60.0) -> Any:
@@ -69,20 +86,21 @@ class SynchronizerConnection:
     and is made again there; otherwise it fails at once.
 
     Args:
-        synchronizer: actor handle, from `Synchronizer.get_actor` or `RunContext.synchronizer`.
+        synchronizer: handle, from `RunContext.synchronizer`, whose trainers the calls speak for. Or
+            Ray's own, from `Synchronizer.get_actor`: then they count as those that train when the
+            connection is made, and the actor must live then.
         timeout: seconds for the first answer.
     """
 
     def __init__(self, synchronizer: Any, timeout: float) -> None:
-        self._handle = synchronizer
+        named = isinstance(synchronizer, SynchronizerHandle)
+        self._handle = synchronizer.actor if named else synchronizer
         self._lock = threading.Lock()  # guards the handle
         self.rebuilds = 0
-        try:
-            self.contact: Contact = ray.get(synchronizer.get_contact.remote(), timeout=timeout)
-        except ray.exceptions.GetTimeoutError:
-            raise _silent("get_contact", timeout) from None
-        except ray.exceptions.RayActorError as error:
-            raise _gone(error) from None
+        # As much as is known before the first answer.
+        self.contact = Contact(synchronizer.namespace if named else "", named, math.inf)
+        self.contact = self.call("get_contact", timeout=timeout)
+        self._restarts = synchronizer.restarts if named else self.contact.restarts
 
     def call(
         self,
@@ -103,7 +121,7 @@ class SynchronizerConnection:
             WeightsUnavailableError: no answer in time, or the actor is gone for good.
             What the method raises.
         """
-        fence = {"restarts": self.contact.restarts} if method in _FENCED else {}
+        fence = {"restarts": self._restarts} if method in _FENCED else {}
         deadline = time.monotonic() + timeout
         gone_since: float | None = None
         while True:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class Contact:
     """How to find the Synchronizer again, and whether it is rebuilt when it dies (``kept``).
 
-    ``restarts`` of the trainers in place came before: a trainer that connected then is of those.
+    ``restarts`` of the trainers in place came before.
     """
 
     namespace: str
@@ -95,8 +95,10 @@ class FollowedState:
         self._journal = PartJournal()
         self._watch: asyncio.Task[None] | None = None
 
-    async def keep(self, change: str, part: HeldPart | None = None) -> None:
+    async def keep(self, change: str, part: HeldPart | None = None) -> bool:
         """Advance the revision, and wait until the follower, if there is one, has the change.
+
+        False when the follower did not take it in time.
 
         Args:
             change: for the warning that the follower did not take it in time.
@@ -110,13 +112,14 @@ class FollowedState:
             lambda: self._journal.followed >= mine, _FOLLOWER_SECONDS
         ):
             logger.warning("%s: no follower has the change in time", change)
+            return False
+        return True
 
-    async def rewind(self, number: int, step: int) -> bool:
-        """See `WeightsState.rewind`; the change is kept as a part is."""
+    def rewind(self, number: int, step: int) -> bool:
+        """See `WeightsState.rewind`; the change is yet to be kept."""
         if not self.state.rewind(number, step):
             return False
         self._journal.clear()  # of versions that are no more, or whose bytes may be gone
-        await self.keep(f"restart {number} of the trainers")
         return True
 
     async def follow(self, seen: int, seconds: float) -> StateChanges | None:

@@ -116,15 +116,17 @@ class WeightsState:
         """Pass if a trainer is of those that train now.
 
         Args:
-            restarts: that came before it connected; None: not known.
+            restarts: in place, that came before it was made (`SynchronizerHandle`); None: not
+                known.
 
         Raises:
             SupersededTrainerError: the trainers were restarted in place since.
         """
         if restarts is not None and restarts < self.rewound[0]:
             raise SupersededTrainerError(
-                f"the trainers were restarted in place ({self.rewound[0]}) since this one "
-                f"connected, after restart {restarts}; publishers are to be made anew"
+                f"a call of trainers from after restart {restarts}, whom restart {self.rewound[0]} "
+                "in place has replaced; publishers and paces are to be made anew, with a handle "
+                "from RunContext.synchronizer()"
             )
 
     def upload(
