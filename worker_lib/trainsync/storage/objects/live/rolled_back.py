@@ -11,10 +11,11 @@ from typing import Final
 
 from trainsync.api.protocol import SaveKind
 from trainsync.failpoints import failpoint
-from trainsync.storage.objects import commits, keys, mending
+from trainsync.storage.objects import commits, keys
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import ObjectChangedError, StoreUnavailableError
 from trainsync.storage.objects.live import names
+from trainsync.storage.objects.manifests import SET_ASIDE
 from trainsync.storage.saves import rollback
 from trainsync.storage.saves.rollback import Rollback
 
@@ -88,17 +89,20 @@ def put_aside(bucket: Bucket, record: Rollback, may: Callable[[], None]) -> tupl
 
 
 def _put_aside(bucket: Bucket, step: int, aside: str, may: Callable[[], None]) -> None:
-    """Unlike `mending.move_aside`, never delete ``aside``: two monitors of one roll-back have one
-    key for it, and a manifest too many there only keeps objects."""
+    """Move the manifest of a step.
+
+    Unlike `trainsync.storage.objects.mending.move_aside`, never delete ``aside``: two monitors of
+    one roll-back have one key for it, and a manifest too many there only keeps objects.
+    """
     key = keys.manifest(_KIND, step)
     there = bucket.find(key)
     if there is None:
         return
-    if there.data != mending.SET_ASIDE:
+    if there.data != SET_ASIDE:
         bucket.create(aside, there.data)
         failpoint("live.rolled_aside")
         try:
-            bucket.replace(key, mending.SET_ASIDE, there)
+            bucket.replace(key, SET_ASIDE, there)
         except ObjectChangedError as error:
             text = f"{bucket.name}: another monitor has changed {key} meanwhile"
             raise StoreUnavailableError(text) from error
