@@ -21,8 +21,8 @@ from devcluster.shell import Progress
 from devcluster.tools import ensure_store_servers
 from tests.distributed.restarts import pauses
 from tests.distributed.tiny_run import CONFIG, Run, shared_ray
-from tests.store.fault_proxy import FaultProxy
-from tests.store.server import ACCESS, REGION, SECRET, serving
+from tests.store.servers.fault_proxy import FaultProxy
+from tests.store.servers.server import ACCESS, REGION, SECRET, serving
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 

@@ -15,7 +15,7 @@ from devcluster import lifecycle
 from devcluster.shell import Progress
 from devcluster.tools import ensure_store_servers
 from tests.e2e import harness
-from tests.store.server import Server, serving
+from tests.store.servers.server import Server, serving
 
 IMAGE_VARIABLES = ("OPERATOR_IMAGE", "MONITOR_IMAGE", "RAY_IMAGE")
 

@@ -19,7 +19,7 @@ from demo.kubectl import Object, wait_for
 from demo.platform import Platform
 from demo.play import verified
 from tests.e2e import example, harness
-from tests.store.server import ACCESS, REGION, SECRET, Server, serving
+from tests.store.servers.server import ACCESS, REGION, SECRET, Server, serving
 
 # Without the fixtures' time: the first server is built from source.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600, func_only=True)]

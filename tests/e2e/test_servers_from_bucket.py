@@ -17,7 +17,7 @@ from demo.kubectl import Kubectl, Object
 from demo.platform import Platform
 from tests.cluster.fake_server import loading_server
 from tests.e2e import example, harness
-from tests.store.server import ACCESS, SECRET, Server, serving
+from tests.store.servers.server import ACCESS, SECRET, Server, serving
 
 # Without the fixtures' time: the first server is built from source.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600, func_only=True)]

@@ -14,10 +14,10 @@ from trainsync.storage.objects.opening import StoreOptions, open_store
 
 from devcluster.shell import Progress
 from devcluster.tools import ensure_minio, ensure_store_servers
-from tests.store import azurite, minio
-from tests.store.azurite import ACCOUNT, KEY, Azurite
-from tests.store.fault_proxy import FaultProxy
-from tests.store.server import ACCESS, REGION, SECRET, Server, request, serving
+from tests.store.servers import azurite, minio
+from tests.store.servers.azurite import ACCOUNT, KEY, Azurite
+from tests.store.servers.fault_proxy import FaultProxy
+from tests.store.servers.server import ACCESS, REGION, SECRET, Server, request, serving
 from tests.unit.cli.conftest import build, make_old
 
 PROGRAM = "versitygw"

@@ -13,9 +13,9 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.objects.errors import StoreRefusedError, StoreUnavailableError
 
 from tests.store.conftest import FAST, Place
-from tests.store.fault_proxy import Fault
-from tests.store.forked import run_killed
-from tests.store.server import ACCESS, SECRET, Server, serving
+from tests.store.processes.forked import run_killed
+from tests.store.servers.fault_proxy import Fault
+from tests.store.servers.server import ACCESS, SECRET, Server, serving
 from tests.unit.cli.commands import call, document, findings
 
 MANIFEST = r"manifests/checkpoint/global_step_30\.json$"
@@ -26,7 +26,7 @@ COMMITTED = {"store.manifest", "store.pointer", "copy.manifest", "copy.pointer"}
 
 def kill(point: str, count: int, *arguments: object) -> None:
     """Run a command that is killed at that point."""
-    run_killed("tests.store.killed", point, count, *arguments)
+    run_killed("tests.store.processes.killed", point, count, *arguments)
 
 
 @pytest.mark.parametrize("point", POINTS[STORE])

@@ -9,7 +9,7 @@ from trainsync.storage.objects import folders
 from transformers import Qwen2ForCausalLM
 
 from tests.store.conftest import Place
-from tests.store.fault_proxy import Fault
+from tests.store.servers.fault_proxy import Fault
 from tests.unit.cli.commands import call, document
 from tests.unit.cli.small_models import assert_is, save, small_model
 

@@ -9,9 +9,9 @@ from trainsync.failpoints import STORE, enabled
 from trainsync.storage.layout import RunDirectory
 
 from tests.store.conftest import Place
-from tests.store.forked import run_killed
-from tests.store.mirroring import mirror_of
-from tests.store.server import Server, serving
+from tests.store.processes.forked import run_killed
+from tests.store.processes.mirroring import mirror_of
+from tests.store.servers.server import Server, serving
 from tests.unit.cli.commands import document, findings
 from tests.unit.monitor.fakes import eventually
 
@@ -24,7 +24,7 @@ def steps(url: str) -> list[int]:
 def test_what_a_monitor_that_was_killed_amid_a_copy_began_the_next_one_finishes(
     point: str, place: Place, run: RunDirectory
 ) -> None:
-    run_killed("tests.store.mirroring", run.root, place.url(), point)
+    run_killed("tests.store.processes.mirroring", run.root, place.url(), point)
     assert steps(place.url()) == ([30] if point == "manifest" else [])
     mirror = mirror_of(run.root, place.url())
     mirror.start()

@@ -10,7 +10,7 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.objects import mending, removal
 
 from tests.store.conftest import Place
-from tests.store.fault_proxy import Fault
+from tests.store.servers.fault_proxy import Fault
 from tests.unit.cli.commands import call, document, findings
 
 POINTER = "latest_checkpointed_iteration.txt"

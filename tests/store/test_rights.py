@@ -7,7 +7,7 @@ import pytest
 from trainsync.storage.layout import RunDirectory
 
 from tests.store.conftest import Place
-from tests.store.server import Server
+from tests.store.servers.server import Server
 from tests.unit.cli.commands import call, document, findings
 from tests.unit.docs.pages import ROOT, blocks
 

@@ -27,7 +27,7 @@ from devcluster.shell import Progress
 from devcluster.tools import ensure_store_servers
 from tests.bench.checkpoint.checkpoint_state import scratch
 from tests.bench.harness import Figure, spread
-from tests.store.server import ACCESS, REGION, SECRET, serving
+from tests.store.servers.server import ACCESS, REGION, SECRET, serving
 
 ROUNDS: Final = 7
 LAYERS: Final = 40  # of 4 MiB, with moments 12 MiB

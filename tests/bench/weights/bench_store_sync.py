@@ -29,7 +29,7 @@ from tests.bench.harness import Figure, spread
 from tests.bench.shaped_link import shaped_link
 from tests.bench.weights.bench_broadcast import Tensors, model
 from tests.bench.weights.bench_delta import change
-from tests.store.server import ACCESS, REGION, SECRET, serving
+from tests.store.servers.server import ACCESS, REGION, SECRET, serving
 
 TENSORS: Final = 290
 TOTAL: Final = 1_000_000_000

@@ -24,7 +24,7 @@ from trainsync.weights.transports.anchors.source import StoreSource
 from trainsync.weights.transports.base import Weights
 from trainsync.weights.versions import Published
 
-from tests.store.publishing import Named, weights
+from tests.store.processes.publishing import Named, weights
 
 FIRST, SECOND = Owner("run-uid", 1, "aaaa"), Owner("run-uid", 2, "bbbb")
 

@@ -13,10 +13,10 @@ from trainsync.storage.objects import commits, keys
 from trainsync.storage.objects.live import references
 
 from tests.distributed.ranks import run_ranks, values_of
-from tests.store import frozen_layers
 from tests.store.conftest import Place
-from tests.store.forked import run_killed
-from tests.store.incremental_job import MODEL, REFERENCE, save, states
+from tests.store.processes import frozen_layers
+from tests.store.processes.forked import run_killed
+from tests.store.processes.incremental_job import MODEL, REFERENCE, save, states
 from tests.unit.cli.commands import document, findings
 
 CHECKPOINT = SaveKind.CHECKPOINT
@@ -97,7 +97,7 @@ def test_a_kill_at_any_point_leaves_whole_steps_that_load(
     place: Place, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINSYNC_CHECKPOINT_MAX_TO_KEEP", "1")
-    run_killed("tests.store.incremental_job", place.url(), point)
+    run_killed("tests.store.processes.incremental_job", place.url(), point)
     bucket = place.open()
     check_whole(place)
     with RunContext.from_env(place.url()) as ctx:

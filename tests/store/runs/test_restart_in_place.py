@@ -20,13 +20,13 @@ from trainsync.storage.objects.live.term import Term, read_term
 from trainsync.storage.saves.incarnations import generation
 
 from tests.store.conftest import Place
-from tests.store.fault_proxy import Fault
-from tests.store.forked import run_killed
+from tests.store.processes.forked import run_killed
+from tests.store.servers.fault_proxy import Fault
 from tests.unit.cli.commands import findings
 
 CHECKPOINT = SaveKind.CHECKPOINT
 SHARD = "actor/model_world_size_1_rank_0.pt"
-MODULE = [sys.executable, "-m", "tests.store.restarting"]
+MODULE = [sys.executable, "-m", "tests.store.processes.restarting"]
 
 
 def save(ctx: RunContext, step: int) -> None:
@@ -132,7 +132,7 @@ def test_a_driver_that_is_killed_in_a_restart_is_followed_by_the_next_attempt(
     place: Place, count: int, is_renewed: bool
 ) -> None:
     """kill -9 around the put by which the successor gets the attempt."""
-    run_killed("tests.store.restarting", "driver", place.url(), count)
+    run_killed("tests.store.processes.restarting", "driver", place.url(), count)
     (incarnation,) = term(place).clusters.values()
     assert generation(incarnation) == int(is_renewed)
     with RunContext.from_env(place.url()) as ctx:

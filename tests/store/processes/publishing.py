@@ -1,4 +1,4 @@
-"""A trainer that publishes weights into a store: ``python -m tests.store.publishing URL ATTEMPT
+"""A trainer that publishes weights into a store: ``publishing URL ATTEMPT
 INCARNATION FIRST LAST [POINT COUNT]``.
 
 It kills itself with SIGKILL when it comes to the point for the COUNT-th time.

@@ -1,4 +1,4 @@
-"""A command that is killed at a failpoint: ``python -m tests.store.killed AREA.POINT COUNT ARGS``.
+"""A command that is killed at a failpoint: ``killed AREA.POINT COUNT ARGS``.
 
 It kills itself with SIGKILL when it comes to the point for the COUNT-th time.
 """

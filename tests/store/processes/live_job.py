@@ -1,4 +1,4 @@
-"""A process of a run in a bucket that is killed: ``python -m tests.store.live_job URL POINT``.
+"""A process of a run in a bucket that is killed: ``live_job URL POINT``.
 
 It hosts the monitor, commits step 1, and kills itself with SIGKILL when step 2 comes to the point.
 """

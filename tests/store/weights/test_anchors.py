@@ -29,10 +29,10 @@ from trainsync.weights.transports.anchors.retention import Needed, Retention
 from trainsync.weights.transports.base import Weights
 
 from tests.store.conftest import FAST, Place
-from tests.store.fault_proxy import Fault
-from tests.store.forked import run_killed
-from tests.store.publishing import ANCHOR_EVERY, Named, weights
-from tests.store.server import Server
+from tests.store.processes.forked import run_killed
+from tests.store.processes.publishing import ANCHOR_EVERY, Named, weights
+from tests.store.servers.fault_proxy import Fault
+from tests.store.servers.server import Server
 
 FIRST = Owner("run-uid", 1, "aaaa0000")
 SECOND = Owner("run-uid", 2, "bbbb")
@@ -165,7 +165,7 @@ def test_to_read_one_right_suffices_and_with_that_alone_nothing_is_published(
 
 
 def kill_at(place: Place, point: str, count: int) -> None:
-    run_killed("tests.store.publishing", place.url(), 1, "aaaa", 1, 9, point, count)
+    run_killed("tests.store.processes.publishing", place.url(), 1, "aaaa", 1, 9, point, count)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from trainsync.storage.saves.incarnations import successor
 from devcluster.shell import Progress
 from devcluster.tools import ensure_store_servers
 from tests.store.conftest import FAST, PROGRAM, Place
-from tests.store.server import ACCESS, REGION, SECRET, serving
+from tests.store.servers.server import ACCESS, REGION, SECRET, serving
 from tests.unit.cli.commands import document, findings
 from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
 from tests.unit.monitor.saves import SECOND

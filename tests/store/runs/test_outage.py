@@ -29,8 +29,8 @@ from devcluster.shell import Progress
 from devcluster.tools import ensure_store_servers
 from tests.ports import port_of, reserved_port
 from tests.store.conftest import PROGRAM
-from tests.store.fault_proxy import Fault, FaultProxy
-from tests.store.server import ACCESS, REGION, SECRET, Server, serving
+from tests.store.servers.fault_proxy import Fault, FaultProxy
+from tests.store.servers.server import ACCESS, REGION, SECRET, Server, serving
 from tests.unit.cli.commands import findings
 from tests.unit.monitor.fakes import eventually
 

@@ -31,10 +31,10 @@ from trainsync.weights.transports.anchors.publisher import AnchorPublisher
 
 from tests.ports import port_of, reserved_port
 from tests.store.conftest import FAST, Place
-from tests.store.fault_proxy import Fault
-from tests.store.forked import run_killed
-from tests.store.publishing import ANCHOR_EVERY, weights
-from tests.store.server import REGION, Server
+from tests.store.processes.forked import run_killed
+from tests.store.processes.publishing import ANCHOR_EVERY, weights
+from tests.store.servers.fault_proxy import Fault
+from tests.store.servers.server import REGION, Server
 from tests.unit.agent.conftest import Watched, has
 from tests.unit.agent.fake_server import FakeServer
 from tests.unit.agent.test_process import _ready
@@ -237,7 +237,7 @@ def test_after_an_agent_that_was_killed_the_next_one_brings_the_newest_version(
     point: str,
 ) -> None:
     publish(trainer, 1, 2)
-    run_killed("tests.store.agent_killed", point, *options_of(place, vllm, memory))
+    run_killed("tests.store.processes.agent_killed", point, *options_of(place, vllm, memory))
     assert vllm.weights is None or has(vllm, state(2))
     publish(trainer, 3)
     start().until_ready_with(3)

@@ -1,4 +1,4 @@
-"""A trainer whose run has ``sync.method: store``: ``python -m tests.store.store_trainer RAY LAST
+"""A trainer whose run has ``sync.method: store``: ``store_trainer RAY LAST
 [POINT COUNT]``.
 
 It publishes versions up to LAST and prints each, and kills itself with SIGKILL when it comes to the

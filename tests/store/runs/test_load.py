@@ -19,7 +19,7 @@ from tests.bench.checkpoint.bench_load import PeakMemory, memory_now
 from tests.distributed.checkpoint.test_resume_resharded import SAVED, train
 from tests.distributed.ranks import run_ranks, values_of
 from tests.store.conftest import FAST, Place
-from tests.store.fault_proxy import Fault
+from tests.store.servers.fault_proxy import Fault
 
 MB = 1 << 20
 CHECKPOINT = SaveKind.CHECKPOINT

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from devcluster.object_store import REGION, wait_for_port
 from tests.ports import port_of, reserved_port
-from tests.store.server import ACCESS, SECRET
+from tests.store.servers.server import ACCESS, SECRET
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A process of a run with a frozen half that is killed: ``python -m tests.store.incremental_job URL
+"""A process of a run with a frozen half that is killed: ``incremental_job URL
 POINT``.
 
 It keeps one checkpoint, commits steps 1 and 2, and kills itself with SIGKILL when step 3, or what

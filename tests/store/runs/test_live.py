@@ -26,8 +26,8 @@ from trainsync.storage.objects import commits
 from trainsync.storage.objects.live.term import read_term
 
 from tests.store.conftest import Place
-from tests.store.fault_proxy import Fault
-from tests.store.forked import run_killed
+from tests.store.processes.forked import run_killed
+from tests.store.servers.fault_proxy import Fault
 from tests.unit.cli.commands import document, findings
 from tests.unit.monitor.fakes import eventually
 
@@ -269,7 +269,7 @@ def test_a_process_that_is_killed_at_a_put_leaves_whole_commits_alone(
     place: Place, point: str, is_complete: bool
 ) -> None:
     """What was complete the next attempt commits before it begins; of the rest nothing is left."""
-    run_killed("tests.store.live_job", place.url(), point)
+    run_killed("tests.store.processes.live_job", place.url(), point)
     left = {code for _, code, _ in findings("verify", place.url(), code=0)}
     assert left <= {"unlisted", "pointer_behind"}
     step = 2 if is_complete else 1

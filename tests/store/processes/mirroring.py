@@ -1,4 +1,4 @@
-"""A mirror as a process of its own: ``python -m tests.store.mirroring DIRECTORY URL [POINT]``.
+"""A mirror as a process of its own: ``mirroring DIRECTORY URL [POINT]``.
 
 It follows the directory until it is killed; with a point of a store's failpoints it kills itself
 there.

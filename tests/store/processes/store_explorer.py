@@ -1,4 +1,4 @@
-"""An explorer that takes weights out of a store: ``python -m tests.store.store_explorer RAY NAME``.
+"""An explorer that takes weights out of a store: ``store_explorer RAY NAME``.
 
 Prints each version that it serves as JSON: number, digest of the tensors, bytes by way.
 """

@@ -31,7 +31,7 @@ from trainsync.storage.objects.live import names
 from tests.distributed.checkpoint.resume_job import Job
 from tests.distributed.ranks import run_ranks, values_of
 from tests.store.conftest import Place
-from tests.store.fault_proxy import Fault
+from tests.store.servers.fault_proxy import Fault
 from tests.unit.monitor.fakes import eventually
 
 CHECKPOINT = SaveKind.CHECKPOINT

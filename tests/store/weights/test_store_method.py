@@ -36,14 +36,15 @@ from tests.distributed.engines.fsdp_models import content, engine, expected
 from tests.distributed.ranks import run_ranks, values_of
 from tests.distributed.weights.synchronizer.actor_deaths import sigkill
 from tests.store.conftest import Place
-from tests.store.fault_proxy import Fault
-from tests.store.server import ACCESS, REGION, SECRET, Server
-from tests.store.store_explorer import digest
-from tests.store.store_trainer import ELEMENTS, model, train
+from tests.store.processes.store_explorer import digest
+from tests.store.processes.store_trainer import ELEMENTS, model, train
+from tests.store.servers.fault_proxy import Fault
+from tests.store.servers.server import ACCESS, REGION, SECRET, Server
 from tests.unit.monitor.fakes import eventually
 
 pytestmark = pytest.mark.timeout(240)
 
+PROCESSES = "tests.store.processes"
 SECONDS = 90.0
 READER = "AKIAREADERREADERWEIG"
 
@@ -123,7 +124,10 @@ class Run:
 
     def explorer(self, name: str, **more: str) -> Process:
         made = Process(
-            "tests.store.store_explorer", self.address, name, environ=self.ctx.env() | more
+            f"{PROCESSES}.store_explorer",
+            self.address,
+            name,
+            environ=self.ctx.env() | more,
         )
         self.processes.append(made)
         return made
@@ -296,7 +300,7 @@ def test_explorers_need_to_read_alone_and_who_may_only_read_publishes_nothing(
         env.CHECKPOINT_DIR: str(tmp_path / "other"),
         env.RUN_NAME: f"other-{tmp_path.name}",
     }
-    trainer = Process("tests.store.store_trainer", run.address, "1", environ={**environ, **keys})
+    trainer = Process(f"{PROCESSES}.store_trainer", run.address, "1", environ={**environ, **keys})
     run.processes.append(trainer)
     assert trainer.process.wait(SECONDS) == 1
     said = "".join(trainer.errors)
@@ -323,7 +327,7 @@ def test_the_next_attempt_goes_on_where_a_trainer_was_killed(
         env.SYNC_TIMEOUT_SECONDS: "60",
     }
     trainer = Process(
-        "tests.store.store_trainer", ray_address, "9", point, str(count), environ=environ
+        f"{PROCESSES}.store_trainer", ray_address, "9", point, str(count), environ=environ
     )
     assert trainer.process.wait(SECONDS) == -9, trainer.errors
     index = index_of(place)

@@ -1,4 +1,4 @@
-"""An agent that is killed: ``python -m tests.store.agent_killed AREA.POINT OPTIONS``.
+"""An agent that is killed: ``agent_killed AREA.POINT OPTIONS``.
 
 It kills itself with SIGKILL when it first comes to the point.
 """

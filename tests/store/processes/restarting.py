@@ -1,9 +1,9 @@
 """Processes of a run in a bucket that is restarted in place.
 
-``python -m tests.store.restarting rank STEP POINT``: a rank of the run that its variables name. It
+``restarting rank STEP POINT``: a rank of the run that its variables name. It
 saves STEP, and stops itself with SIGSTOP when it comes to the point; it goes on when it is woken.
 
-``python -m tests.store.restarting driver URL COUNT``: commits step 3, restarts in place, and kills
+``restarting driver URL COUNT``: commits step 3, restarts in place, and kills
 itself with SIGKILL before the COUNT-th put of the term in that.
 """
 

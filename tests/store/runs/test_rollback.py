@@ -2,7 +2,7 @@
 
 On a real server.
 
-``python -m tests.store.test_rollback URL POINT COUNT``: a monitor that claims attempt 1, and is
+``test_rollback URL POINT COUNT``: a monitor that claims attempt 1, and is
 killed when it comes to the point for the COUNT-th time.
 """
 
@@ -18,7 +18,7 @@ from trainsync.storage.objects import commits, keys
 from trainsync.storage.objects.of_run import open_run_store
 
 from tests.store.conftest import Place
-from tests.store.forked import run_killed
+from tests.store.processes.forked import run_killed
 from tests.unit.cli.commands import findings
 from tests.unit.monitor.store.test_served_core import CHECKPOINT, FIRST, SECOND, Served
 from tests.unit.monitor.store.test_store_core import save
@@ -53,7 +53,7 @@ def test_a_monitor_killed_amid_a_rollback_is_followed_by_one_that_ends_it(
         save(run, core, FIRST, step)
     before = [key for key in place.objects() if "/objects/" in key]
     core.resume_from(ResumeFrom(step=10))
-    run_killed("tests.store.test_rollback", place.url(), point, count)
+    run_killed("tests.store.runs.test_rollback", place.url(), point, count)
     assert commits.read_pointer(run.bucket, CHECKPOINT) == 10
     assert len(set_aside(place)) == aside
 
