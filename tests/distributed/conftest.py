@@ -2,8 +2,11 @@
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+
+from tests.distributed.forked_workers import forking_python
 
 LONGEST = (
     "test_restart_in_place.py",
@@ -58,9 +61,15 @@ def ray_address() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def ray_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A small Ray of the module, whose workers get the module's functions by value."""
+    """A small Ray of the module, whose workers get the module's functions by value.
+
+    Modules that kill many workers set ``FORKED_WORKERS``: see `tests.distributed.forked_workers`.
+    """
     import ray
 
+    runtime_env: dict[str, Any] = {"env_vars": {"OMP_NUM_THREADS": "1"}}
+    if getattr(request.module, "FORKED_WORKERS", False):
+        runtime_env["py_executable"] = forking_python()
     ray.cloudpickle.register_pickle_by_value(request.module)
     ray.init(
         address="local",
@@ -68,7 +77,7 @@ def ray_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
         object_store_memory=200 << 20,
         include_dashboard=False,
         log_to_driver=False,
-        runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
+        runtime_env=runtime_env,
     )
     yield
     ray.shutdown()

@@ -31,8 +31,17 @@ def forked_workers() -> dict[str, str]:
 
 def with_forked_workers(runtime_env: dict[str, Any] | None) -> dict[str, Any]:
     """Ray's hook: the runtime environment of a job, and Python as `forked_workers` has it."""
-    python = [sys.executable, "-S", "-E", str(_CLIENT), os.environ[_SOCKET]]
-    return {**(runtime_env or {}), "py_executable": shlex.join(python)}
+    return {**(runtime_env or {}), "py_executable": _python(os.environ[_SOCKET])}
+
+
+def forking_python() -> str:
+    """``py_executable`` of a runtime environment whose workers are forked, in a job of this
+    process."""
+    return _python(_server())
+
+
+def _python(socket: str) -> str:
+    return shlex.join([sys.executable, "-S", "-E", str(_CLIENT), socket])
 
 
 @cache

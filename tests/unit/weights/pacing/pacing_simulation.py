@@ -24,7 +24,11 @@ _MAX_EVENTS = 3_000
 @dataclass(frozen=True)
 class Fault:
     """Explorer ``name`` dies and comes back later, is given up, or (``rebuild``) the books go, or
-    (``restart``) the trainers do, and go on from ``back`` steps before."""
+    (``restart``) the trainers do.
+
+    Attributes:
+        back: steps that a restart loses; -1 where the step that was under way had been saved.
+    """
 
     at: float
     kind: str  # die, quarantine, rebuild, restart
@@ -62,6 +66,8 @@ class Run:
     books: PaceScheduler = field(init=False)
     versions: list[int] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
+    sent_again: set[int] = field(default_factory=set)
+    """Versions that were aborted before a restart: batches made without them are kept."""
     lives: dict[str, int] = field(default_factory=dict)
     acting: set[str] = field(default_factory=set)
     trained: list[tuple[Batch, ...]] = field(default_factory=list)
@@ -134,7 +140,7 @@ class Run:
             assert self.sent != self.step, "sent twice"
             self.sent, self.busy = self.step, True
             seconds, version = next(self.durations), self.step
-            self._of_trainers(0.0 if self.saved else seconds, self._is_sent)
+            self._of_trainers(0.0 if self.saved else seconds, self._asks)
             self._of_trainers(seconds, lambda: self._arrives(version))
         elif order.batches:
             self._check(order.batches)
@@ -146,7 +152,7 @@ class Run:
             self._in(order.seconds + 0.001, lambda: None)  # asks again
         return None
 
-    def _is_sent(self) -> None:
+    def _asks(self) -> None:
         self.busy = False
 
     def _arrives(self, version: int) -> None:
@@ -183,6 +189,7 @@ class Run:
             return  # what was fetched may be no more, and is not believed
         assert self.published is not None and self.published > self._known(name).version
         self._known(name).version = self.published
+        self._known(name).digest = f"d{self.published}"
         self._known(name).returning = False
 
     def _delivers(self, name: str, turn: Turn) -> None:
@@ -207,7 +214,7 @@ class Run:
             self.books = PaceScheduler(self.state.versions.aborted)
             self.books.rewind(*self.state.rewound)
         elif fault.kind == "restart":
-            self._restarts(max(0, self.step - fault.back))
+            self._restarts(min(max(0, self.step - fault.back), len(self.trained)))
         elif fault.name in self.lives and fault.kind == "quarantine":
             if self._known(fault.name).status != LOST:
                 self.roster.give_up(fault.name, "a test", LossReason.QUARANTINED)
@@ -223,9 +230,11 @@ class Run:
         for version in gone:
             self.state.versions.note_aborted(version, "restarted")
         self.books.rewind(self.restarts, step)
-        self.step, self.sent, self.busy = step, None, False
+        self.step, self.sent, self.busy = step, None, True
+        self._of_trainers(next(self.durations), self._asks)  # until they ask
         del self.trained[step:]
         self.versions = [version for version in self.versions if version <= step]
+        self.sent_again |= set(self.aborted)
         self.aborted = [version for version in [*self.aborted, *gone] if version < step]
 
     def _of_trainers(self, seconds: float, event: Callable[[], None]) -> None:
@@ -249,6 +258,7 @@ class Run:
                 assert batch.place not in done, "its prompts were trained before"
                 done = done.also([batch.place])
         missing = self._aborted_after(oldest)
+        missing += sum(oldest < version <= self.step for version in self.sent_again)
         if policy.style == SyncStyle.FIXED:
             assert {batch.number for batch in batches} == {self.step + 1}
             most = policy.interval - 1 + policy.offset + policy.interval * missing

@@ -43,10 +43,10 @@ speeds = st.lists(st.floats(0.1, 5.0), min_size=1, max_size=12)
 faults = st.lists(
     st.builds(
         Fault,
-        at=st.floats(0.0, 100.0),
+        at=st.floats(0.0, 30.0) | st.floats(0.0, 100.0),
         kind=st.sampled_from(["die", "quarantine", "rebuild", "restart"]),
         name=st.sampled_from("abc"),
-        back=st.integers(0, 2),
+        back=st.sampled_from([0, -1, -1, 1, 2]),
     ),
     max_size=6,
 )

@@ -200,6 +200,34 @@ def test_batches_with_places_are_kept_when_a_trained_step_is_lost_and_its_own_ar
     assert sorted(batch.place for batch in run.scheduler.queue) == [1, 2]
 
 
+def test_batches_of_the_step_that_was_under_way_are_not_trained_again_where_it_was_saved() -> None:
+    run = PlacedRun()
+    run.train(1)
+    assert run.delivers(run.asks(1))
+    (place,) = run.ask(1)
+    run.done = run.done.also([place])  # saved with step 2, of which the Synchronizer has not heard
+    run.scheduler.rewind(1, 2)
+    assert run.ask(2) == []
+    assert run.delivers(run.asks(2))
+    assert run.ask(2) == [place + 1]
+
+
+def test_what_is_made_between_a_restart_and_the_trainers_question_is_trained_once() -> None:
+    run = PlacedRun()
+    run.plan = replace(run.plan, keeps_batches=False)
+    run.train(1)
+    assert run.delivers(run.asks(1))
+    (place,) = run.ask(1)
+    run.scheduler.rewind(1, 2)
+    early = run.asks(2)
+    assert early.place == place, "the trainers have not said yet that they saved it"
+    assert run.delivers(early)
+    run.done = run.done.also([place])
+    assert run.ask(2) == []
+    assert run.delivers(run.asks(2))
+    assert run.ask(2) == [place + 1]
+
+
 def test_a_share_of_a_lost_step_is_made_again_by_the_explorer_that_delivered_it() -> None:
     run = PlacedRun(plan=TrainerPlan(SyncPolicy(SyncStyle.FIXED)))
     run.train(1)

@@ -146,12 +146,25 @@ class PaceScheduler:
             self._training_on = []
         self.plan, self.step, self.training, self.finishing = plan, step, False, finishing
         self._done = plan.trained
+        self._drop_trained(step)
         self.sent = sent
         self._sends_again &= sent is None
         if sent is not None and sent not in self._sent:
             self._sent.append(sent)
         if plan.policy.style != SyncStyle.FIXED:
             self._last_number = max(self._last_number, step * plan.batches)
+
+    def _drop_trained(self, step: int) -> None:
+        """Of trainers that go on from the step that was under way, its batches are trained; so may
+        be those that explorers made after the restart, before the trainers said which are."""
+        done = self._done
+        if done is None:
+            return
+        names = {batch.explorer for batch in self.queue if batch.place in done}
+        self.queue = [batch for batch in self.queue if batch.place not in done]
+        for name in names & self._entries.keys():
+            entry = self._entries[name]
+            entry.next_step = min(entry.next_step, self._first_unmade(name, step + 1))
 
     def order(
         self, explorers: Mapping[str, Explorer], published: int | None, now: float

@@ -24,7 +24,7 @@ from trainsync.weights.errors import (
     WeightsUnavailableError,
 )
 from trainsync.weights.synchronizer.followed_state import Contact
-from trainsync.weights.synchronizer.handle import SynchronizerHandle
+from trainsync.weights.synchronizer.handle import FENCED, SynchronizerHandle
 from trainsync.weights.synchronizer.ray_errors import one_sentence, raised_there
 from trainsync.weights.synchronizer.remote import RemoteConnection, RemoteSynchronizer
 from trainsync.weights.synchronizer.roster import Serving
@@ -41,23 +41,6 @@ ACTOR_NAME: Final = "trainsync-synchronizer"
 _REBUILD_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
 _RENEWALS_IN_A_LEASE: Final = 3
-# The actor takes them of trainers of the present restart only.
-_FENCED: Final = frozenset(
-    {
-        "set_model_state_dict",
-        "make_room",
-        "announce",
-        "note_missed",
-        "setup_weight_sync_group",
-        "ready_to_nccl_sync",
-        "set_trainer_status",
-        "next_trainer_task",
-        "begin_step",
-        "end_step",
-        "note_aborted",
-        "finish_pace",
-    }
-)
 
 
 def find_actor(namespace: str, timeout: float = 60.0) -> Any:
@@ -121,7 +104,7 @@ class SynchronizerConnection:
             WeightsUnavailableError: no answer in time, or the actor is gone for good.
             What the method raises.
         """
-        fence = {"restarts": self._restarts} if method in _FENCED else {}
+        fence = {"restarts": self._restarts} if method in FENCED else {}
         deadline = time.monotonic() + timeout
         gone_since: float | None = None
         while True:

@@ -192,6 +192,6 @@ class Uploader:
 
     def _connected(self, synchronizer: Any, timeout: float) -> SynchronizerConnection:
         """The connection made for this handle, which may know the actor's successor."""
-        if self._connection is None or self._connection[0] is not synchronizer:
+        if self._connection is None or self._connection[0] != synchronizer:
             self._connection = (synchronizer, SynchronizerConnection(synchronizer, timeout))
         return self._connection[1]
