@@ -79,7 +79,7 @@ class SharedVolume:
 
 
 class SharedStore:
-    """See `Shared`: objects below ``run/``. Who has entered is swept with the incarnation."""
+    """See `Shared`: objects below ``run/``. Entries are swept with the incarnation."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
