@@ -37,7 +37,7 @@ from trainsync.checkpoint.save.part import (
 )
 from trainsync.checkpoint.save.permits import WritePermits
 from trainsync.checkpoint.save.pipeline import SavePipeline
-from trainsync.checkpoint.save.places.opening import is_store, open_place
+from trainsync.checkpoint.save.places.opening import open_place
 from trainsync.checkpoint.save.registration import Participants, all_ranks
 from trainsync.checkpoint.save.stats import CheckpointStats
 from trainsync.checkpoint.save.threads import in_thread
@@ -45,6 +45,7 @@ from trainsync.checkpoint.save.watch import LATER_SECONDS, TIMES, SaveWatch, Wat
 from trainsync.checkpoint.training_state import MODEL, Stateful, Training
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.storage.layout import RunDirectory
+from trainsync.storage.objects.address import is_url
 
 _ANSWER_SECONDS: Final = 2.0
 """How long `register` waits for the monitor's answer, which mostly takes milliseconds."""
@@ -150,7 +151,7 @@ class CheckpointCoordinator:
         self.sync_method = sync_method
         self._monitor = monitor
         self._where = directory
-        self._run = None if is_store(directory) else RunDirectory(Path(directory))
+        self._run = None if is_url(directory) else RunDirectory(Path(directory))
         self._overlapped = overlapped
         self._lost_after = save_timeout + LATER_SECONDS
         self._neighbour: Neighbour | None = None

@@ -1,7 +1,7 @@
 """Batches of a dataset by their place in its order: any process knows the items of a place.
 
-Nothing is dealt out: who knows which places are trained and which are on their way knows what is
-left. So batches that outlive their trainers are neither lost nor trained twice.
+Nothing is dealt out: what is left follows from the places that are trained and those that are on
+their way. So batches that outlive their trainers are neither lost nor trained twice.
 """
 
 import threading

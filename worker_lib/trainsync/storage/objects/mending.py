@@ -185,11 +185,6 @@ def set_aside(bucket: Bucket, stored: Stored) -> bool:
     there = bucket.find(key)
     if there is None or digest.manifest_digest(there.data) != stored.digest:
         return False
-    return move_aside(bucket, key, there, aside)
-
-
-def move_aside(bucket: Bucket, key: str, there: Blob, aside: str) -> bool:
-    """Move the manifest ``there`` from ``key`` to ``aside``; whether that was done here."""
     bucket.create(aside, there.data)
     try:
         bucket.replace(key, SET_ASIDE, there)

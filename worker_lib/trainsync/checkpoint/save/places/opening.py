@@ -11,11 +11,6 @@ from trainsync.storage.objects.address import is_url
 from trainsync.storage.objects.of_run import open_run_store
 
 
-def is_store(where: str | Path) -> bool:
-    """Whether that is the URL of a store; else it is a directory."""
-    return is_url(where)
-
-
 def open_place(
     where: str | Path, attempt: int, incarnation: str, *, incremental: bool = False
 ) -> Place:
@@ -28,7 +23,7 @@ def open_place(
         StoreUrlError: a URL, and of no store that can be opened.
         UnsupportedPlaceError: a directory, and ``incremental``.
     """
-    if is_store(where):
+    if is_url(where):
         bucket = open_run_store(str(where))
         return StorePlace(bucket, attempt, incarnation, incremental=incremental)
     if incremental:

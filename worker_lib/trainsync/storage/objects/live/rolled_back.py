@@ -91,7 +91,7 @@ def put_aside(bucket: Bucket, record: Rollback, may: Callable[[], None]) -> tupl
 def _put_aside(bucket: Bucket, step: int, aside: str, may: Callable[[], None]) -> None:
     """Move the manifest of a step.
 
-    Unlike `trainsync.storage.objects.mending.move_aside`, never delete ``aside``: two monitors of
+    Unlike `trainsync.storage.objects.mending.set_aside`, never delete ``aside``: two monitors of
     one roll-back have one key for it, and a manifest too many there only keeps objects.
     """
     key = keys.manifest(_KIND, step)
