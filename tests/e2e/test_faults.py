@@ -48,7 +48,9 @@ def test_a_run_outlives_trainer_monitor_and_head_that_are_killed_at_the_worst_mo
     start: Start,
 ) -> None:
     """A trainer and the monitor die in a save of which one of two ranks has written its part."""
-    steps, slow = 60, 3 * INTERVAL  # so many that it trains still when the slow save is committed
+    # So many that it trains still when the second slow save is committed. The first attempt never
+    # begins that one: its slow save and the next are staged, and the one after those waits.
+    steps, slow = 60, 5 * INTERVAL
     # The first is slow for longer than the attempt lives, also on a busy machine.
     saves = f"--slow 0 {2 * INTERVAL} 60 --slow 1 {slow} 15"
     run = start("killed", "--steps", str(steps), saves, interval=INTERVAL)
