@@ -1,5 +1,8 @@
 """Errors of saving and loading, by name."""
 
+import errno
+import os
+
 from trainsync.api.protocol import is_skip
 from trainsync.dist.errors import PeerError, PeerLostError
 
@@ -98,3 +101,10 @@ class LoadTimeoutError(CheckpointError):
 
 class MergeError(CheckpointError):
     """The shards of a step cannot be put together into one model; the message says why."""
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Whether ``error`` says that there is no memory: torch has no class of its own for that."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and os.strerror(errno.ENOMEM) in str(error)
+    )

@@ -4,7 +4,6 @@ DistributedDataParallel puts ``module.`` before every name, ``torch.compile`` ``
 activation checkpointing ``_checkpoint_wrapped_module.`` where they wrap. FSDP2 adds nothing.
 """
 
-import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -12,6 +11,7 @@ from typing import Any, Final
 import torch
 
 from trainsync.checkpoint.errors import StateMismatchError
+from trainsync.dist.sharded import is_fsdp1
 
 OPTIMIZER_CLASS: Final = "trainsync_optimizer"
 """Key beside ``state`` and ``param_groups``: name of the class that the state is of."""
@@ -41,9 +41,7 @@ def model_state(model: torch.nn.Module) -> dict[str, Any]:
     Raises:
         StateMismatchError: FSDP1 shards it, whose state cannot be had without collectives.
     """
-    # Not imported here: that takes seconds, and a model of that class has done it.
-    fsdp = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
-    if fsdp is not None and any(isinstance(module, fsdp) for module in model.modules()):
+    if any(is_fsdp1(module) for module in model.modules()):
         raise StateMismatchError(
             "the model is wrapped in FullyShardedDataParallel (FSDP1), whose shards are flat "
             "pieces without names; expected fully_shard (FSDP2), DistributedDataParallel or a "

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed.tensor  # registers DTensor for weights_only loading
 
 from trainsync.api.protocol import LoadReport
 from trainsync.checkpoint.errors import (

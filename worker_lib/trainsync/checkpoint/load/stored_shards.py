@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, Final, cast
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from trainsync.checkpoint.load.ranged_file import RangedFile
 from trainsync.checkpoint.load.ranges import Part, Ranges
@@ -17,6 +16,7 @@ from trainsync.checkpoint.load.reshard.shard_files import local_of, read_archive
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.load.stored import StoredFiles
 from trainsync.checkpoint.save.staging.pytree import map_tensors
+from trainsync.dist.sharded import is_dtensor
 
 _AHEAD: Final = 32 << 20  # of a file that is read from its begin to its end
 
@@ -60,7 +60,7 @@ class StoredShards:
         if not all(_is_as_stored(local_of(tensor)) for tensor in _tensors(state)):
             return self.load(path)
         # The ranks of a mesh are a tensor of the file, too.
-        meshes = {id(t._spec.mesh): t._spec.mesh for t in _tensors(state) if isinstance(t, DTensor)}
+        meshes = {id(t._spec.mesh): t._spec.mesh for t in _tensors(state) if is_dtensor(t)}
         ranks = self.real(path, [mesh._rank_map for mesh in meshes.values()])
         for mesh, real in zip(meshes.values(), ranks, strict=True):
             mesh._rank_map = real
@@ -104,8 +104,8 @@ class StoredShards:
                 return tensor
             made = torch.empty(local.shape, dtype=local.dtype, device="cpu")
             pairs.append((path, made, local))
-            if isinstance(tensor, DTensor):
-                return DTensor(made, tensor._spec, requires_grad=False)
+            if is_dtensor(tensor):
+                return type(tensor)(made, tensor._spec, requires_grad=False)
             return made
 
         found = map_tensors(value, make)

@@ -9,12 +9,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.distributed.tensor  # registers DTensor for weights_only loading
 
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import CorruptCheckpointError
 from trainsync.checkpoint.load.loading import load_rank_shard
-from trainsync.checkpoint.load.reshard.shard_files import find_component
+from trainsync.checkpoint.load.reshard.shard_files import allow_dtensors, find_component
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.memory.place import MemoryPlace
 from trainsync.checkpoint.shard_names import shard_file_name
@@ -143,5 +142,6 @@ class ForeignDirectory:
             raise CorruptCheckpointError(
                 f"{file} is missing; expected shards of {world_size} ranks, as verl names them"
             )
+        allow_dtensors()
         with torch.serialization.safe_globals(_NUMPY_DATA):
             return torch.load(file, map_location="cpu", weights_only=True)

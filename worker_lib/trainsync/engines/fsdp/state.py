@@ -3,17 +3,14 @@
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.distributed.fsdp import (
-    FSDPModule,
-    FullStateDictConfig,
-    FullyShardedDataParallel,
-    ShardedOptimStateDictConfig,
-    ShardedStateDictConfig,
-    StateDictType,
-)
+
+from trainsync.dist.sharded import is_fsdp1, is_fsdp2
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 
 # Path components that wrappers add to module names.
 _WRAPPERS: Final = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
@@ -27,9 +24,9 @@ def without_wrappers(path: str) -> str:
 
 def fsdp_version(module: torch.nn.Module) -> int:
     """1, 2, or 0 for a module that is not sharded; the number that verl's merger expects."""
-    if isinstance(module, FullyShardedDataParallel):
+    if is_fsdp1(module):
         return 1
-    return 2 if isinstance(module, FSDPModule) else 0
+    return 2 if is_fsdp2(module) else 0
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
@@ -45,12 +42,14 @@ def sharded(module: torch.nn.Module) -> Iterator[None]:
     The shards stay on their device: staging copies them to the host, and only once. With FSDP1
     both calls are collectives.
     """
-    with _fsdp1_states(
-        module,
-        StateDictType.SHARDED_STATE_DICT,
-        ShardedStateDictConfig(offload_to_cpu=False),
-        ShardedOptimStateDictConfig(offload_to_cpu=False),
-    ):
+    if not is_fsdp1(module):
+        yield
+        return
+    from torch.distributed import fsdp
+
+    state = fsdp.ShardedStateDictConfig(offload_to_cpu=False)
+    optimizer = fsdp.ShardedOptimStateDictConfig(offload_to_cpu=False)
+    with _fsdp1_states(module, fsdp.StateDictType.SHARDED_STATE_DICT, state, optimizer):
         yield
 
 
@@ -60,23 +59,26 @@ def full_on_rank_0(module: torch.nn.Module) -> Iterator[None]:
 
     For FSDP2, ``state_dict`` still returns shards.
     """
+    if not is_fsdp1(module):
+        yield
+        return
+    from torch.distributed import fsdp
+
     # torch before 2.15 frees weights when it offloads them from the CPU to the CPU.
-    device: Any = getattr(module, "compute_device", None)  # only FSDP1 has this
-    offload = device is not None and device.type != "cpu"
-    config = FullStateDictConfig(offload_to_cpu=offload, rank0_only=True)
-    with _fsdp1_states(module, StateDictType.FULL_STATE_DICT, config):
+    offload = module.compute_device is not None and module.compute_device.type != "cpu"
+    config = fsdp.FullStateDictConfig(offload_to_cpu=offload, rank0_only=True)
+    with _fsdp1_states(module, fsdp.StateDictType.FULL_STATE_DICT, config):
         yield
 
 
 @contextmanager
-def _fsdp1_states(module: torch.nn.Module, kind: StateDictType, *configs: Any) -> Iterator[None]:
-    if fsdp_version(module) != 1:
-        yield
-        return
+def _fsdp1_states(
+    module: "FullyShardedDataParallel", kind: "StateDictType", *configs: Any
+) -> Iterator[None]:
     with warnings.catch_warnings():
         # FSDP1 warns at every call that it is deprecated.
         warnings.simplefilter("ignore")
-        with FullyShardedDataParallel.state_dict_type(module, kind, *configs):
+        with type(module).state_dict_type(module, kind, *configs):
             yield
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 
 from trainsync.checkpoint.errors import CheckpointError
 from trainsync.engines.fsdp.state import full_on_rank_0, settle, unwrapped
@@ -56,6 +55,7 @@ def skeleton(module: torch.nn.Module) -> Any:
     Raises:
         CheckpointError: it is not a model of transformers.
     """
+    from torch.distributed.fsdp import FSDPModule
     from transformers import PreTrainedModel
 
     model = base_model(module)

@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 import torch
-from torch.distributed.tensor import DTensor, Shard
 
 from trainsync.checkpoint.errors import UnsupportedStateError
 from trainsync.checkpoint.merge.lora import lora_delta
+from trainsync.dist.sharded import is_dtensor
 from trainsync.engines.fsdp.state import fsdp_version, model_state, unwrapped, without_wrappers
 from trainsync.engines.lora import adapters
 from trainsync.engines.protocol import LoRAWeights, NamedTensor
@@ -122,7 +122,7 @@ def _applied(layer: Any) -> list[str]:
 def _merged(name: str, weight: torch.Tensor, layer: Any) -> torch.Tensor:
     for adapter in _applied(layer):
         up, down = layer.lora_B[adapter].weight, layer.lora_A[adapter].weight
-        whole_down = down.full_tensor() if isinstance(down, DTensor) else down
+        whole_down = down.full_tensor() if is_dtensor(down) else down
         _refuse_other_shards(name, weight, up)
         delta = lora_delta(_local(up), whole_down, layer.scaling[adapter])
         local = (_local(weight) + delta).to(weight.dtype)
@@ -145,9 +145,11 @@ def _refuse_other_than_plain(name: str, layer: Any, adapter: str) -> None:
 
 
 def _refuse_other_shards(name: str, weight: torch.Tensor, up: torch.Tensor) -> None:
-    if not isinstance(weight, DTensor) and not isinstance(up, DTensor):
+    if not is_dtensor(weight) and not is_dtensor(up):
         return
-    if isinstance(weight, DTensor) and isinstance(up, DTensor):
+    if is_dtensor(weight) and is_dtensor(up):
+        from torch.distributed.tensor import Shard
+
         by_rows = all(type(place) is not Shard or place.dim == 0 for place in weight.placements)
         if by_rows and weight.placements == up.placements and weight.device_mesh == up.device_mesh:
             return
@@ -158,11 +160,11 @@ def _refuse_other_shards(name: str, weight: torch.Tensor, up: torch.Tensor) -> N
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    return tensor.to_local() if is_dtensor(tensor) else tensor.detach()
 
 
 def _like(weight: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     """``local`` as this rank's part of a tensor that is sharded like ``weight``."""
-    if not isinstance(weight, DTensor):
+    if not is_dtensor(weight):
         return local
-    return DTensor(local, weight._spec, requires_grad=False)
+    return type(weight)(local, weight._spec, requires_grad=False)

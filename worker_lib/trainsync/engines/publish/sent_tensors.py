@@ -3,14 +3,13 @@
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from trainsync.checkpoint.errors import CheckpointError
+from trainsync.dist.sharded import is_dtensor, is_fsdp1
 from trainsync.engines.fsdp.state import fsdp_version, settle, without_wrappers
 from trainsync.engines.lora.adapters import is_adapter
 from trainsync.engines.lora.merging import has_adapter, merged_weights
@@ -19,6 +18,9 @@ from trainsync.weights.buckets.layout import StreamSchema, TensorMeta
 from trainsync.weights.buckets.tensor_part import PART_BYTES, TensorPart, narrowed_parts, travels_as
 from trainsync.weights.buckets.tensor_stream import Description, Value
 from trainsync.weights.transports.base import meta_of
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def sent_tensors(
@@ -39,11 +41,11 @@ def sent_tensors(
     """
     buffers = PartBuffers()
     for name, tensor in _chosen(module, lora):
-        if isinstance(tensor, DTensor) and comes_in_parts(tensor):
+        if is_dtensor(tensor) and comes_in_parts(tensor):
             for part in parts_on_root(tensor, buffers, narrow, root):
                 yield name, part
                 del part  # it is the other side's now
-        elif isinstance(tensor, DTensor):
+        elif is_dtensor(tensor):
             yield name, full_tensor(tensor.to(travels_as(tensor.dtype, narrow)))
         else:
             yield from _narrowed(name, tensor, narrow)
@@ -106,7 +108,7 @@ def _sent_meta(name: str, tensor: torch.Tensor, narrow: torch.dtype | None) -> T
 
 def _device_of(tensor: torch.Tensor) -> torch.device:
     """Where it is when it is gathered."""
-    if not isinstance(tensor, DTensor) or tensor.device.type == tensor.device_mesh.device_type:
+    if not is_dtensor(tensor) or tensor.device.type == tensor.device_mesh.device_type:
         return tensor.device
     return torch.device(tensor.device_mesh.device_type, torch.accelerator.current_device_index())
 
@@ -197,7 +199,7 @@ def other_names(module: torch.nn.Module, lora: LoRAWeights) -> dict[str, list[st
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """A DTensor's whole, on its mesh's device (a collective); any other tensor itself."""
-    if not isinstance(tensor, DTensor):
+    if not is_dtensor(tensor):
         return tensor.detach()
     device = tensor.device_mesh.device_type
     # An offloaded shard has to be on the mesh's device to be gathered.
@@ -208,9 +210,9 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 def _of_fsdp1(module: torch.nn.Module) -> Iterator[NamedTensor]:
     for path, part in module.named_modules():
-        if not isinstance(part, FullyShardedDataParallel):
+        if not is_fsdp1(part):
             continue
-        with FullyShardedDataParallel.summon_full_params(part, recurse=False, writeback=False):
+        with type(part).summon_full_params(part, recurse=False, writeback=False):
             for name, tensor in _first_names(list(_own_state(part, path))):
                 # The module's memory goes when the context ends, and a tensor may be used longer.
                 yield name, tensor.detach().clone()
@@ -229,7 +231,7 @@ def _own_state(module: torch.nn.Module, path: str) -> Iterator[tuple[str, torch.
         children = [
             (f"{prefix}.{name}", child)
             for name, child in current.named_children()
-            if not isinstance(child, FullyShardedDataParallel)
+            if not is_fsdp1(child)
         ]
         stack.extend(reversed(children))
 
@@ -256,19 +258,18 @@ def comes_in_parts(tensor: torch.Tensor) -> bool:
 
     The same on every rank.
     """
-    return (
-        isinstance(tensor, DTensor)
-        and tensor.numel() * tensor.element_size() > PART_BYTES
-        and sum(type(placement) is Shard for placement in tensor.placements) == 1
-        and all(
-            isinstance(placement, Replicate) or (type(placement) is Shard and placement.dim == 0)
-            for placement in tensor.placements
-        )
+    if not is_dtensor(tensor) or tensor.numel() * tensor.element_size() <= PART_BYTES:
+        return False
+    from torch.distributed.tensor import Replicate, Shard
+
+    return sum(type(placement) is Shard for placement in tensor.placements) == 1 and all(
+        isinstance(placement, Replicate) or (type(placement) is Shard and placement.dim == 0)
+        for placement in tensor.placements
     )
 
 
 def parts_on_root(
-    tensor: DTensor, buffers: PartBuffers, narrow: torch.dtype | None = None, root_rank: int = 0
+    tensor: "DTensor", buffers: PartBuffers, narrow: torch.dtype | None = None, root_rank: int = 0
 ) -> Iterator[TensorPart]:
     """The whole in order, on the root; nothing on the others.
 
@@ -280,6 +281,8 @@ def parts_on_root(
         narrow: what is wider travels as this dtype, also between the ranks; see `travels_as`.
         root_rank: the rank that gets the parts, as the default group numbers it.
     """
+    from torch.distributed.tensor import Shard
+
     dim = next(i for i, placement in enumerate(tensor.placements) if type(placement) is Shard)
     mesh = tensor.device_mesh
     group = mesh.get_group(dim)

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch.distributed.tensor import DTensor
 
+from trainsync.dist.sharded import is_dtensor
 from trainsync.engines.fsdp.state import unwrapped
 from trainsync.engines.lora.merging import has_adapter
 from trainsync.engines.protocol import SUPPORTED, LoRAWeights, NamedTensor, attribute
@@ -152,7 +152,7 @@ class VerlFSDPEngine(_VerlEngine):
         ):
             state = fsdp_utils.normalize_peft_param_name(module.state_dict())
             for name, tensor in convert_weight_keys(state, model).items():
-                dtype = torch.bfloat16 if isinstance(tensor, DTensor) else tensor.dtype
+                dtype = torch.bfloat16 if is_dtensor(tensor) else tensor.dtype
                 # Copy: a tensor that aliases the model holds the base weights again when the merge
                 # is undone.
                 yield name, full_tensor(tensor).to(dtype, copy=True)

@@ -8,8 +8,8 @@ from trainsync.checkpoint.errors import (
     CheckpointError,
     CorruptCheckpointError,
     LoadTimeoutError,
+    lacks_memory,
 )
-from trainsync.checkpoint.load.reshard.shard_files import lacks_memory
 from trainsync.checkpoint.load.whole_weights import whole_weights
 from trainsync.storage.saves.manifest import Manifest
 from trainsync.weights.errors import (

@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 import torch
-from torch.distributed.tensor import DTensor
 
+from trainsync.dist.sharded import is_dtensor
 from trainsync.weights.buckets.host_copy import HostCopy
 from trainsync.weights.buckets.layout import DIRECT_BYTES, Bucket, Slice, StreamSchema, TensorMeta
 from trainsync.weights.buckets.tensor_part import TensorPart, dense
@@ -254,7 +254,7 @@ def _meta(name: str, value: object) -> TensorMeta:
     tensor = value.data if isinstance(value, TensorPart) else value
     if not isinstance(tensor, torch.Tensor):
         raise UnsupportedWeightsError(f"{name} is a {type(tensor).__name__}; expected a tensor")
-    if isinstance(tensor, DTensor):
+    if is_dtensor(tensor):
         raise UnsupportedWeightsError(f"{name} is sharded; expected a full tensor")
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         raise UnsupportedWeightsError(f"{name} is not a dense tensor with data")

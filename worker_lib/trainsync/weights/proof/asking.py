@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 
+from trainsync.dist.sharded import is_fsdp2
 from trainsync.weights.proof.canaries import Prompts
 from trainsync.weights.proof.record import Proof, Tolerance, make_proof
 
@@ -89,7 +89,7 @@ def _evaluating(model: Model) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-            if isinstance(module, FSDPModule):
+            if is_fsdp2(module):
                 module.reshard()  # the outermost one would wait for a backward pass with it
 
 

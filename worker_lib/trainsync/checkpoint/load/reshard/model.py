@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from trainsync.checkpoint.errors import StateMismatchError
 from trainsync.checkpoint.load.reshard.read import ComponentRead, Key
 from trainsync.checkpoint.load.reshard.shard_files import layout_of, local_of
 from trainsync.checkpoint.state_names import bare_names, model_state
+from trainsync.dist.sharded import is_dtensor
 
 _SHOWN = 5
 
@@ -119,7 +119,7 @@ def held_by(name: str, tensor: torch.Tensor, rank: int) -> tuple[tuple[tuple[int
 
 def like(live: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     """``local`` as this rank's part of a tensor that lies as ``live`` does, of its own dtype."""
-    if not isinstance(live, DTensor):
+    if not is_dtensor(live):
         return local
     spec = live._spec
     meta = spec.tensor_meta
@@ -127,4 +127,4 @@ def like(live: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     if meta.dtype != local.dtype:
         spec = spec.shallow_copy_with_tensor_meta(meta._replace(dtype=local.dtype))
     # from_local would move it to the mesh's device; a model that is offloaded is elsewhere.
-    return DTensor(local, spec, requires_grad=False)
+    return type(live)(local, spec, requires_grad=False)

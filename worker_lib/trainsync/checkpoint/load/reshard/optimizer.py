@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
 from trainsync.checkpoint.load.reshard.model import held_by, like
 from trainsync.checkpoint.load.reshard.read import ComponentRead, Key
 from trainsync.checkpoint.load.reshard.shard_files import layout_of, local_of
 from trainsync.checkpoint.state_names import OPTIMIZER_CLASS, bare_names
+from trainsync.dist.sharded import is_dtensor
 
 _Groups = list[dict[str, Any]]
 _DECOUPLED: Final = "decoupled_weight_decay"  # tells AdamW from Adam, which are alike otherwise
@@ -105,14 +105,14 @@ class OptimizerLoad:
 
     def _lies_as(self, name: str, value: torch.Tensor, parameter: torch.Tensor, rank: int) -> bool:
         """Whether a state of another shape than its parameter can be taken as it is."""
-        if not (self._reading.same_ranks and isinstance(value, DTensor)):
+        if not (self._reading.same_ranks and is_dtensor(value)):
             return False
         saved, live = layout_of(name, value, rank), layout_of(name, parameter, rank)
         return (saved.mesh, saved.ranks) == (live.mesh, live.ranks)
 
     def _misfit(self, name: str, value: torch.Tensor, parameter: torch.Tensor) -> str:
         what = f"{name} has shape {tuple(value.shape)} in the checkpoint"
-        if isinstance(parameter, DTensor) and not isinstance(value, DTensor):
+        if is_dtensor(parameter) and not is_dtensor(value):
             return (
                 f"{what} and is a plain tensor, such as the flat shards of FSDP1; expected a "
                 f"DTensor of shape {tuple(parameter.shape)} (FSDP2's fully_shard)"
@@ -129,10 +129,10 @@ class OptimizerLoad:
         parameter = self._parameters[self._ids[saved]]
         if not _is_scalar(key, value) and value.shape == parameter.shape:
             return like(parameter, local)
-        if isinstance(value, DTensor) and isinstance(parameter, DTensor):
+        if is_dtensor(value) and is_dtensor(parameter):
             spec = copy.copy(value._spec)
             spec.mesh = parameter.device_mesh
-            return DTensor(local, spec, requires_grad=False)
+            return type(parameter)(local, spec, requires_grad=False)
         return local
 
     def _keep_dtypes(self, states: Mapping[int, Mapping[str, Any]]) -> None:
@@ -165,7 +165,7 @@ class OptimizerLoad:
 
 def _is_scalar(key: str, value: torch.Tensor) -> bool:
     """Whether a state is of the parameter as a whole; torch, too, knows ``step`` by its name."""
-    return not isinstance(value, DTensor) and (value.dim() == 0 or key == "step")
+    return not is_dtensor(value) and (value.dim() == 0 or key == "step")
 
 
 def check_same_kind(saved_class: object, saved: _Groups, optimizer: torch.optim.Optimizer) -> None:

@@ -6,7 +6,6 @@ from functools import reduce
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
 from trainsync.checkpoint.load.reshard.files import (
@@ -31,6 +30,7 @@ from trainsync.checkpoint.load.reshard.shard_files import (
     layout_of,
     local_of,
 )
+from trainsync.dist.sharded import is_dtensor
 
 Key = tuple[Any, ...]  # path into a state's nested mappings
 
@@ -78,7 +78,7 @@ class ComponentRead:
 
     def keeps(self, live: torch.Tensor) -> bool:
         """Whether ``live``, if it was a plain tensor when saved, may differ from rank to rank."""
-        return self.same_ranks and not isinstance(live, DTensor)
+        return self.same_ranks and not is_dtensor(live)
 
     def layout(self, key: Key, name: str) -> Layout:
         """The layout of that tensor on the ranks that saved it."""
@@ -252,7 +252,7 @@ class ComponentRead:
         coordinate = want.layout.coordinate(rank)
         expected = () if coordinate is None else local_shape(want.layout.held(coordinate))
         if (
-            isinstance(tensor, DTensor) is not bool(want.layout.mesh)
+            is_dtensor(tensor) is not bool(want.layout.mesh)
             or local.shape != expected
             or local.dtype != want.dtype
         ):

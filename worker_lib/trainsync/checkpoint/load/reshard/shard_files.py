@@ -1,10 +1,8 @@
 """The shard files of one component of a committed step, and how their tensors lie on the ranks."""
 
 import ctypes
-import errno
 import logging
 import mmap
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,17 +11,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import torch
-import torch.distributed.tensor  # registers DTensor for weights_only loading
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
 
-from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
+from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError, lacks_memory
 from trainsync.checkpoint.load.reshard.plan import Layout, Split, plain
 from trainsync.checkpoint.shard_names import parse_shard_file_name, shard_file_name
+from trainsync.dist.sharded import is_dtensor
 from trainsync.storage.saves.receipts import FileEntry
-
-# torch before 2.15 leaves it out of what weights_only loads: FSDP2 over tensor parallelism.
-torch.serialization.add_safe_globals([_StridedShard])
 
 
 @dataclass(frozen=True)
@@ -116,6 +109,7 @@ def read_archive(file: Path | BinaryIO, name: str, **how: Any) -> Any:
         name: for messages.
         how: see `torch.load`.
     """
+    allow_dtensors()
     with _quiet_meshes():
         try:
             return torch.load(file, weights_only=True, **how)
@@ -125,11 +119,13 @@ def read_archive(file: Path | BinaryIO, name: str, **how: Any) -> Any:
             raise CorruptCheckpointError(f"{name} cannot be read: {error}") from error
 
 
-def lacks_memory(error: Exception) -> bool:
-    """Whether ``error`` says that there is no memory: torch has no class of its own for that."""
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and os.strerror(errno.ENOMEM) in str(error)
-    )
+def allow_dtensors() -> None:
+    """Register what a DTensor consists of with ``torch.load(weights_only=True)``."""
+    import torch.distributed.tensor
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    # torch before 2.15 leaves it out: FSDP2 over tensor parallelism.
+    torch.serialization.add_safe_globals([_StridedShard])
 
 
 def forget_pages(tensor: torch.Tensor) -> None:
@@ -174,7 +170,7 @@ _LARGE_PAGE: Final = 2 << 20
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """The rank's own part of a tensor that was read from a file."""
-    local: torch.Tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    local: torch.Tensor = tensor._local_tensor if is_dtensor(tensor) else tensor
     return local
 
 
@@ -184,8 +180,11 @@ def layout_of(name: str, tensor: torch.Tensor, rank: int) -> Layout:
     Raises:
         StateMismatchError: its placement is none that a state can have here.
     """
-    if not isinstance(tensor, DTensor):
+    if not is_dtensor(tensor):
         return plain(tensor.shape, rank)
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
     spec = tensor._spec
     ascending = all(
         list(entry.mesh_dims) == sorted(entry.mesh_dims) for entry in spec.shard_order or ()

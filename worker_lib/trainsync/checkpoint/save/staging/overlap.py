@@ -10,10 +10,10 @@ import weakref
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from trainsync.checkpoint.errors import SaveTimeoutError
 from trainsync.checkpoint.save.staging.staging import StagedState, Staging
+from trainsync.dist.sharded import is_dtensor
 
 _Place = tuple[torch.device, int]
 
@@ -187,7 +187,7 @@ class OptimizerMemory:
                 self._add_all(inner)
 
     def _add(self, tensor: torch.Tensor) -> None:
-        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+        local = tensor._local_tensor if is_dtensor(tensor) else tensor
         if type(local) not in (torch.Tensor, torch.nn.Parameter) or local.layout != torch.strided:
             return
         extent = _extent(local)

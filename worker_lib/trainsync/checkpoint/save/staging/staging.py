@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from trainsync.checkpoint.errors import TornCopyError, UnsupportedStateError
 from trainsync.checkpoint.save.staging.copy import Copy, copy_all
 from trainsync.checkpoint.save.staging.pytree import Path, map_tensors, path_text
+from trainsync.dist.sharded import is_dtensor
 
 # torch.save aligns tensors in a file so; it also suits every dtype and vectorised copies.
 _ALIGNMENT = 64
@@ -193,9 +193,9 @@ class Staging:
             number = self._numbers[id(tensor)]
             if number not in copies:
                 copies[number] = self._target(self._placed[number])
-            if isinstance(tensor, DTensor):
+            if is_dtensor(tensor):
                 # from_local would move the copy to the mesh's device; the spec makes it a shard.
-                return DTensor(copies[number], tensor._spec, requires_grad=False)
+                return type(tensor)(copies[number], tensor._spec, requires_grad=False)
             return copies[number]
 
         staged = StagedState(map_tensors(self._skeleton, copied), self.bytes)
@@ -289,7 +289,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def _local(tensor: torch.Tensor, path: Path) -> torch.Tensor:
     """The tensor's own bytes on this rank; refuses what has none or is not a plain tensor."""
-    if isinstance(tensor, DTensor):
+    if is_dtensor(tensor):
         tensor = tensor._local_tensor  # as to_local() without gradients, at a fraction of its time
     elif type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         raise UnsupportedStateError(

@@ -6,17 +6,19 @@ is the one that Ray makes into its object store.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 import xxhash
-from torch.distributed.tensor import DTensor, Partial, Replicate
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from trainsync.dist.sharded import is_dtensor
 from trainsync.weights.buckets.schema import Schema, SchemaEntry
 from trainsync.weights.buckets.tensor_part import travels_as
 from trainsync.weights.errors import UnsupportedWeightsError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -136,7 +138,7 @@ class StreamPacking:
         arrays: list[Bytes] = []
         filled = number = 0
         for name, tensor in self._tensors:
-            if isinstance(tensor, DTensor):
+            if is_dtensor(tensor):
                 raise UnsupportedWeightsError(f"{name} is sharded; expected a full tensor")
             dense = _dense(name, tensor)
             owner = min(range(len(self._loads)), key=self._loads.__getitem__)
@@ -193,25 +195,32 @@ _Owned = tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]]
 
 def _owned(name: str, value: object, rank: int) -> _Owned | None:
     """(local tensor, full shape, start) of what ``rank`` sends of a tensor; None for nothing."""
-    if isinstance(value, DTensor):
-        coordinate = value.device_mesh.get_coordinate()
-        if coordinate is None:
-            return None
-        for place, index in zip(value.placements, coordinate, strict=True):
-            if isinstance(place, Partial):
-                raise UnsupportedWeightsError(f"{name} waits for a reduction ({value.placements})")
-            if isinstance(place, Replicate) and index != 0:
-                return None  # another replica sends it
-        full = tuple(value.shape)
-        _, start = compute_local_shape_and_global_offset(full, value.device_mesh, value.placements)
-        with torch.no_grad():
-            local = value.to_local()
-        return _dense(name, local), full, tuple(start)
+    if is_dtensor(value):
+        return _owned_of_sharded(name, value)
     if not isinstance(value, torch.Tensor):
         raise UnsupportedWeightsError(f"{name} is a {type(value).__name__}; expected a tensor")
     if rank != 0:
         return None
     return _dense(name, value), tuple(value.shape), (0,) * value.dim()
+
+
+def _owned_of_sharded(name: str, value: "DTensor") -> _Owned | None:
+    from torch.distributed.tensor import Partial, Replicate
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    coordinate = value.device_mesh.get_coordinate()
+    if coordinate is None:
+        return None
+    for place, index in zip(value.placements, coordinate, strict=True):
+        if isinstance(place, Partial):
+            raise UnsupportedWeightsError(f"{name} waits for a reduction ({value.placements})")
+        if isinstance(place, Replicate) and index != 0:
+            return None  # another replica sends it
+    full = tuple(value.shape)
+    _, start = compute_local_shape_and_global_offset(full, value.device_mesh, value.placements)
+    with torch.no_grad():
+        local = value.to_local()
+    return _dense(name, local), full, tuple(start)
 
 
 def _dense(name: str, tensor: torch.Tensor) -> torch.Tensor:
