@@ -7,10 +7,12 @@ import pytest
 import trainsync
 
 HEAVY = ("torch", "ray", "numpy", "kubernetes", "fastapi")
+# A fifth of what a trainer takes to start, for processes that shard nothing.
+SHARDING = ("torch.distributed.tensor", "torch.distributed.fsdp")
 
 
-def loaded_by(statement: str) -> set[str]:
-    code = f"{statement}; import sys; print(*(m for m in {HEAVY!r} if m in sys.modules))"
+def loaded_by(statement: str, modules: tuple[str, ...] = HEAVY) -> set[str]:
+    code = f"{statement}; import sys; print(*(m for m in {modules!r} if m in sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
@@ -29,6 +31,11 @@ def loaded_by(statement: str) -> set[str]:
 )
 def test_joining_a_run_loads_neither_torch_nor_ray(statement: str) -> None:
     assert loaded_by(statement) == set()
+
+
+def test_a_trainer_and_an_explorer_load_what_shards_a_model_only_if_they_use_it() -> None:
+    names = "CheckpointCoordinator, ExplorerClient, ModuleEngine, WeightPublisher, load_sharded"
+    assert loaded_by(f"from trainsync import {names}", SHARDING) == set()
 
 
 def test_every_public_name_is_there() -> None:
