@@ -409,7 +409,8 @@ class StoreCore:
         """Have a sweep once no reader is at what was superseded any more."""
         self._worker.has_superseded = False
         later = self._monotonic() + self._settings.reading_seconds
-        self._sweeps_left, self._sweep_at = max(self._sweeps_left, 1), min(self._sweep_at, later)
+        if later < self._sweep_at:  # what is planned comes after it
+            self._sweeps_left, self._sweep_at = self._sweeps_left + 1, later
 
     def _sweep(self) -> None:
         """Remove what incarnations that are over have left, and once more a while later."""
@@ -422,7 +423,9 @@ class StoreCore:
             return
         self._worker.health.solved("sweep")
         self._sweeps_left -= 1
-        self._sweep_at = self._monotonic() + _SWEEP_SECONDS if self._sweeps_left else math.inf
+        # Readers of what the attempt supersedes began before it.
+        pause = max(_SWEEP_SECONDS, self._settings.reading_seconds)
+        self._sweep_at = self._monotonic() + pause if self._sweeps_left else math.inf
 
     def _see_right(self) -> None:
         """See that this monitor may do what it judged; raises `MonitorError`, `StoreError`."""

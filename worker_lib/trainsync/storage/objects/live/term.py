@@ -94,7 +94,7 @@ def read_term(bucket: Bucket) -> Term | None:
         DamagedFileError: it cannot be understood.
     """
     blob = bucket.find(names.TERM)
-    return None if blob is None else _decode(blob)
+    return None if blob is None else decode_term(blob)
 
 
 def check_run(bucket: Bucket, there: Term | None, run_uid: str) -> None:
@@ -155,7 +155,7 @@ class Tenure:
         """
         for _ in range(_TRIES):
             blob = self._bucket.find(names.TERM)
-            there = None if blob is None else _decode(blob)
+            there = None if blob is None else decode_term(blob)
             check(there)
             if there is None or there.run_uid != self._run_uid:
                 version = 1 if there is None else there.version
@@ -213,7 +213,7 @@ class Tenure:
     def check(self) -> None:
         """See that the term is still this monitor's; raises `TermLostError`."""
         blob = self._bucket.find(names.TERM)
-        there = None if blob is None else _decode(blob)
+        there = None if blob is None else decode_term(blob)
         if there is not None and there.run_uid != self._run_uid:
             raise TermLostError(
                 f"another run (uid {there.run_uid}) saves into {self._bucket.name}, and this one "
@@ -294,5 +294,6 @@ class Tenure:
         return True
 
 
-def _decode(blob: Blob) -> Term:
+def decode_term(blob: Blob) -> Term:
+    """The term in an object. Raises `DamagedFileError`: it cannot be understood."""
     return records.decode(_TERM, blob.data, Path(names.TERM))
