@@ -121,14 +121,14 @@ class CommitFeed:
             info = self._info(_KIND, step, term.run_uid)
             if info is not None and info.age == age:
                 return info
-        step = None if term.origin is None else term.origin.step
-        if step is None:
+        began = None if term.origin is None else term.origin.step
+        if began is None:
             return None
-        info = self._info(_KIND, step, term.run_uid)
-        checkpoint = self._info(SaveKind.CHECKPOINT, step, term.run_uid)
+        info = self._info(_KIND, began, term.run_uid)
+        checkpoint = self._info(SaveKind.CHECKPOINT, began, term.run_uid)
         if info is None or checkpoint is None:
             return None
-        is_of_it = info.age >= checkpoint.age or same_weights(self._bucket, step)
+        is_of_it = info.age >= checkpoint.age or same_weights(self._bucket, began)
         return info if is_of_it else None
 
     def _info(self, kind: SaveKind, step: int, run_uid: str) -> CommittedInfo | None:
