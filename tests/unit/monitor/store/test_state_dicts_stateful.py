@@ -14,6 +14,7 @@ from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.store.core import StoreCore
 from trainsync.storage.objects import commits
 from trainsync.storage.objects.live import references
+from trainsync.storage.saves.incarnations import successor
 
 from tests.unit.monitor.store.test_state_dicts import KilledError
 from tests.unit.monitor.store.test_store_core import ONE, Run, request
@@ -36,11 +37,11 @@ POINTS = (
 
 @dataclass(frozen=True)
 class Reader:
-    """It was told of a version in an attempt, and reads these objects."""
+    """It was told of a version of a training, and reads these objects."""
 
     objects: frozenset[str]
     began: datetime
-    attempt: int
+    training: int
 
 
 class StateDicts(RuleBasedStateMachine):
@@ -50,6 +51,8 @@ class StateDicts(RuleBasedStateMachine):
         super().__init__()
         self.run = Run()
         self.attempt = -1
+        self.training = 0
+        """Grows with each attempt, and each restart in place."""
         self.parts = 0
         self.readers: list[Reader] = []
         self.restart()
@@ -66,6 +69,16 @@ class StateDicts(RuleBasedStateMachine):
             monotonic=lambda: self.run.now.timestamp(),
         )
         self.core.claim(self.owner, "local", None)
+        self._resume()
+
+    @rule()
+    def restart_in_place(self) -> None:
+        before, self.owner = self.owner, SaveOwner(self.attempt, successor(self.owner.incarnation))
+        self.core.renew(before, self.owner.incarnation, "a rank died")
+        self._resume()
+
+    def _resume(self) -> None:
+        self.training += 1
         point = self.core.resume(self.owner)
         self.origin = 0 if point is None else point.step
         self.step, self.newest = self.origin, self._version_of(self.origin)
@@ -82,15 +95,16 @@ class StateDicts(RuleBasedStateMachine):
     def _put(self, kind: SaveKind, step: int) -> None:
         self.parts += 1
         self.core.saves.register(self.owner, request(step, ONE, kind=kind))
-        data = f"attempt {self.attempt}, step {step}".encode()
+        data = f"training {self.training}, step {step}".encode()
         self.run.write(self.owner, step, ONE, data, f"part{self.parts:05d}", kind=kind)
 
-    @rule()
-    def train(self) -> None:
-        self.step += 1
-        self._put(STATE_DICT, self.step)
-        self.core.tick()
-        self.newest = self.step
+    @rule(steps=st.integers(1, 4))
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step += 1
+            self._put(STATE_DICT, self.step)
+            self.core.tick()
+            self.newest = self.step
 
     @rule()
     def checkpoint(self) -> None:
@@ -124,14 +138,14 @@ class StateDicts(RuleBasedStateMachine):
         self.run.now += timedelta(seconds=seconds)
         self.core.tick()
 
-    @rule()
-    def read(self) -> None:
+    @invariant()
+    def a_reader_begins(self) -> None:
         found = self.core.newest(self.owner, STATE_DICT)
         if found is not None:
             stored = commits.read_manifest(self.run.bucket, STATE_DICT, found.step)
             assert stored.digest == found.manifest_digest
             objects = frozenset(stored.keys.values())
-            self.readers.append(Reader(objects, self.run.now, self.attempt))
+            self.readers.append(Reader(objects, self.run.now, self.training))
 
     @invariant()
     def what_is_committed_is_whole(self) -> None:
@@ -156,7 +170,7 @@ class StateDicts(RuleBasedStateMachine):
         for reader in self.readers:
             in_time = self.run.now < reader.began + timedelta(seconds=READING)
             # A second attempt since does not know that the first has superseded the version.
-            if in_time and self.attempt - reader.attempt < 2:
+            if in_time and self.training - reader.training < 2:
                 yield reader
 
     def teardown(self) -> None:
@@ -168,5 +182,5 @@ class StateDicts(RuleBasedStateMachine):
         assert len(self.run.steps(STATE_DICT)) <= 5
 
 
-StateDicts.TestCase.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+StateDicts.TestCase.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
 TestStateDicts = StateDicts.TestCase
