@@ -1,4 +1,7 @@
-"""Sync method ``checkpoint`` in a bucket: explorers read state dicts, on a real S3 server."""
+"""Sync method ``checkpoint`` in a bucket: explorers read state dicts, on a real S3 server.
+
+`test_store_method` has explorers in processes of their own, where a Ray cluster runs already.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -6,10 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-
-from tests.distributed.conftest import ray_address  # noqa: F401 - a fixture
-
-import ray  # isort: skip - after what it reads is set
 from trainsync import RunContext, WeightPublisher
 from trainsync.agent.agent import Agent
 from trainsync.agent.intervals import AgentIntervals
@@ -28,7 +27,6 @@ from trainsync.weights.versions import CheckpointLocation, Published
 from tests.store.conftest import Place
 from tests.store.processes.store_trainer import model, train
 from tests.store.servers.server import Server
-from tests.store.weights.test_store_method import PROCESSES, SECONDS, Process
 from tests.unit.agent.conftest import Watched, has
 from tests.unit.agent.fake_server import FakeServer
 from tests.unit.agent.runs import weights_of
@@ -41,24 +39,20 @@ READER = "AKIAREADERREADERDICT"
 TO_READ = ("s3:GetObject", "s3:ListBucket")
 
 
-@pytest.fixture(scope="module")
-def reader(server: Server) -> dict[str, str]:
-    """Credentials of a user that may only read, once `may_read` says so."""
-    server.add_user(READER, "readers-secret")
-    return {"AWS_ACCESS_KEY_ID": READER, "AWS_SECRET_ACCESS_KEY": "readers-secret"}
-
-
-def may_read(server: Server, place: Place) -> None:
+def reading(server: Server, place: Place, user: str) -> dict[str, str]:
+    """Credentials of a new user, which may only read there."""
+    server.add_user(user, "readers-secret")
     statements = [
         {
             "Effect": "Allow",
-            "Principal": {"AWS": [READER]},
+            "Principal": {"AWS": [user]},
             "Action": [action],
             "Resource": f"arn:aws:s3:::{place.name}" + "/*" * (action == "s3:GetObject"),
         }
         for action in TO_READ
     ]
     server.set_policy(place.name, {"Version": "2012-10-17", "Statement": statements})
+    return {"AWS_ACCESS_KEY_ID": user, "AWS_SECRET_ACCESS_KEY": "readers-secret"}
 
 
 @pytest.fixture
@@ -153,47 +147,15 @@ def test_a_reader_keeps_its_version_while_newer_ones_supersede_it(place: Place) 
     assert same(source(place).fetch(announced(place, 3), 60).state_dict, again)
 
 
-def test_explorers_take_what_is_committed_with_the_right_to_read_alone(
-    place: Place,
-    server: Server,
-    reader: dict[str, str],
-    tmp_path: Path,
-    ray_address: str,  # noqa: F811
-) -> None:
-    may_read(server, place)
-    made = model()
-    environ = settings(place)
-    with RunContext.from_env(place.url(), environ=environ) as ctx:
-        ctx.resume()
-        synchronizer = ctx.synchronizer()
-        explorer = Process(
-            f"{PROCESSES}.store_explorer", ray_address, "one", environ=ctx.env() | reader
-        )
-        try:
-            for step in (1, 2):
-                train(made, step)
-                publish(ctx, step, made)
-                assert explorer.takes(step, made) == {
-                    "volume": sum(t.nbytes for t in made.state_dict().values())
-                }
-                done = synchronizer.wait_acknowledged.remote(step, SECONDS)
-                assert ray.get(done, timeout=SECONDS + 10)
-        finally:
-            explorer.process.kill()
-            explorer.process.wait()
-
-
 def test_a_servers_agent_follows_commits_with_the_right_to_read_alone(
     place: Place,
     server: Server,
-    reader: dict[str, str],
     ctx: RunContext,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    may_read(server, place)
     saving = ctx.coordinator(0, 1)
-    for name, value in reader.items():
+    for name, value in reading(server, place, READER).items():
         monkeypatch.setenv(name, value)
     memory = tmp_path / "memory"
     memory.mkdir()

@@ -317,3 +317,17 @@ def test_versions_do_not_push_the_outcomes_of_checkpoints_out() -> None:
     outcome = run.records(owner, 1).outcome()
     assert outcome is not None
     assert run.records(owner, 1, STATE_DICT).outcome() is None
+
+
+def test_a_monitor_that_keeps_all_finds_the_newest_before_many_that_are_not_superseded_yet() -> (
+    None
+):
+    run = Run()
+    core, owner = resumed(run, 0)
+    checkpoint(run, core, owner, 1)
+    for step in range(2, 80):
+        publish(run, core, owner, step)
+    core, owner = resumed(run, 1)
+    publish(run, core, owner, 2, b"again!")
+    core, owner = resumed(run, 1)
+    assert newest(core, owner) == 2

@@ -123,11 +123,12 @@ class StoreExecutor:
             for cluster, incarnation in sorted(term.clusters.items()):
                 ledger.grant(cluster, SaveOwner(term.attempt, incarnation))
         problems = []
+        began = None if term.origin is None else term.origin.step
         for kind in SaveKind:
-            steps = commits.committed_steps(self._bucket, kind)
-            if self._max_to_keep is None:
-                steps = steps[-_READ_AT_REBUILD:]
-            for step in steps:
+            left = _READ_AT_REBUILD
+            for step in reversed(commits.committed_steps(self._bucket, kind)):
+                if self._max_to_keep is None and left == 0:
+                    break
                 try:
                     stored = commits.read_manifest(self._bucket, kind, step)
                 except StepGoneError:
@@ -135,7 +136,11 @@ class StoreExecutor:
                 except DamagedFileError as error:
                     problems.append(str(error))
                     continue
-                ledger.committed(kind, self._info(stored))
+                info = self._info(stored)
+                ledger.committed(kind, info)
+                # Before the attempt's own state dicts may come many that it has not superseded yet.
+                is_later = kind is SaveKind.STATE_DICT and began is not None and step > began
+                left -= info.owner in ledger.owners or not is_later
         unclean = scan.into(ledger)
         self.ledger, self._scan, self._unclean = ledger, scan, unclean
         self.health.clear()
@@ -157,7 +162,7 @@ class StoreExecutor:
         self._scan.look(self.ledger, key, participant)
 
     def register(self, registration: SaveRegistration) -> Save:
-        """See `Ledger.register`. Raises `StoreError`."""
+        """See `Ledger.register`. Raises `StorageError`."""
         save = self.ledger.register(registration)
         is_open = save.open and save.key.kind is SaveKind.STATE_DICT
         if is_open and (digest := self._committed_before(save.key)) is not None:
@@ -169,7 +174,7 @@ class StoreExecutor:
         """The state dict with the weights of the checkpoint of ``step``; None: there is none.
 
         Raises:
-            StoreError: the store cannot be read.
+            StorageError: a manifest cannot be read.
         """
         info = self.ledger.info(SaveKind.STATE_DICT, step)
         checkpoint = self.ledger.info(SaveKind.CHECKPOINT, step)
