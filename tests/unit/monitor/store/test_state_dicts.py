@@ -254,7 +254,7 @@ def test_a_monitor_that_was_deposed_amid_superseding_puts_nothing_late() -> None
     old.saves.register(first, request(2, ONE, kind=STATE_DICT))
     run.write(first, 2, ONE, b"again!", "dict1002", kind=STATE_DICT)
 
-    deposed = []
+    deposed: list[bool] = []
 
     def depose(reached: str) -> None:
         if reached == "superseding" and not deposed:
