@@ -32,6 +32,7 @@ PATH = "spec.checkpoint.path"
 CLAIM = "spec.checkpoint.storage.volumeClaimTemplate"
 STORAGE = "spec.checkpoint.storage"
 IN_BUCKET = {"objectStore": {"url": "s3://bucket/run"}}
+KEYS = {"secretRef": {"name": "bucket-keys"}}
 
 # changed field of the minimal manifest, new value, field in the message, remedy in the message
 WRONG: dict[str, tuple[str, Any, str, str]] = {
@@ -242,10 +243,14 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "mirror of a bucket": (
         "spec.checkpoint", {"storage": IN_BUCKET, "mirror": {"url": "s3://bucket/other"}},
         "mirror", "remove them"),
-    "weights through files of a bucket": (
+    "fellows that pass on commits in a bucket": (
         "spec", {**minimal()["spec"], "checkpoint": {"storage": IN_BUCKET},
-                 "sync": {"method": "checkpoint"}},
-        "spec.sync.method", "choose memory, nccl or store"),
+                 "sync": {"method": "checkpoint"},
+                 "servers": [{**SERVERS[0], "sync": {"fellows": True}}]},
+        "spec.servers[].sync.fellows", "or choose method store"),
+    "keys to read commits that nobody reads": (
+        STORAGE, {"objectStore": {**IN_BUCKET["objectStore"], "readCredentials": KEYS}},
+        "spec.checkpoint.storage.objectStore.readCredentials", "remove it with any other"),
     "both storages": (CLAIM, {"size": "1Gi"}, "spec.checkpoint.storage", "remove the other"),
     "claim of size zero": (
         "spec.checkpoint.storage", {"volumeClaimTemplate": {"size": "0"}},
@@ -398,8 +403,7 @@ def test_a_bucket_needs_its_url_alone_and_neither_moves_nor_becomes_a_volume(
 ) -> None:
     bucket = changed(minimal(), STORAGE, IN_BUCKET)
     assert namespace.apply(bucket).returncode == 0
-    keys = {"secretRef": {"name": "bucket-keys"}}
-    with_keys = changed(bucket, f"{STORAGE}.objectStore.credentials", keys)
+    with_keys = changed(bucket, f"{STORAGE}.objectStore.credentials", KEYS)
     assert namespace.apply(with_keys).returncode == 0, "a run may get other credentials"
     for other in (
         {"objectStore": {"url": "s3://bucket/b"}},
@@ -407,6 +411,14 @@ def test_a_bucket_needs_its_url_alone_and_neither_moves_nor_becomes_a_volume(
     ):
         done = namespace.apply(changed(bucket, STORAGE, other))
         assert "spec.checkpoint.storage is immutable" in done.stderr
+
+
+def test_explorers_and_servers_may_read_commits_in_a_bucket(namespace: Kubectl) -> None:
+    bucket = changed(minimal(), STORAGE, IN_BUCKET)
+    with_keys = changed(bucket, f"{STORAGE}.objectStore.readCredentials", KEYS)
+    committed = changed(with_keys, "spec.sync", {"method": "checkpoint"})
+    done = namespace.apply(changed(committed, "spec.servers", SERVERS))
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_run_in_a_bucket_may_keep_shards_in_memory_and_go_back(namespace: Kubectl) -> None:

@@ -89,6 +89,7 @@ POINTS: Final = {
     STORE: (
         "object",  # it is in the store; once for each
         "uploaded",  # all are, and the manifest is about to be put
+        "superseding",  # before it takes the place of an older attempt's
         "manifest",
         "pointer",
     ),

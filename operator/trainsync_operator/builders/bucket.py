@@ -28,11 +28,12 @@ def credentials(
     ]
 
 
-def of_run(target: Target, *, opens: bool = True) -> list[dict[str, Any]]:
+def of_run(target: Target, *, opens: bool = True, reads: bool = False) -> list[dict[str, Any]]:
     """Variables of the run's bucket; none where a volume has the checkpoints.
 
     Args:
         opens: whether processes of the pod read or write checkpoints: others get no keys.
+        reads: whether they only read the weights of sync method checkpoint there.
     """
     store = target.run.spec.checkpoint.storage.object_store
     if store is None:
@@ -42,7 +43,10 @@ def of_run(target: Target, *, opens: bool = True) -> list[dict[str, Any]]:
         env.STORE_REGION: store.region,
         env.STORE_ALLOW_HTTP: "true" if store.allow_http else None,
     }
+    keys = store.credentials if opens or reads else None
+    if reads and store.read_credentials is not None:
+        keys = store.read_credentials
     return [
         *({"name": name, "value": value} for name, value in values.items() if value is not None),
-        *credentials(store, store.credentials if opens else None, env.STORE_CREDENTIAL_PREFIX),
+        *credentials(store, keys, env.STORE_CREDENTIAL_PREFIX),
     ]

@@ -33,6 +33,8 @@ def _environment(target: Target) -> list[dict[str, Any]]:
         variables[env.CHECKPOINT_MAX_TO_KEEP] = str(spec.checkpoint.max_to_keep)
     if spec.checkpoint.save_timeout_seconds is not None:
         variables[env.CHECKPOINT_SAVE_TIMEOUT] = str(spec.checkpoint.save_timeout_seconds)
+    if spec.checkpoint.storage.object_store is not None:  # where readers have no leases
+        variables[env.SYNC_TIMEOUT_SECONDS] = str(spec.sync.timeout_seconds)
     mirror = spec.checkpoint.mirror
     if mirror is not None:
         variables |= _of_mirror(mirror)

@@ -4,7 +4,7 @@ import copy
 from typing import Any, Final
 
 from trainsync.api import env, names
-from trainsync.api.spec import Cluster, Group, Role, SyncStore
+from trainsync.api.spec import Cluster, Group, Role, SyncMethod, SyncStore
 
 from trainsync_operator.builders import bucket, node_loss, queue
 from trainsync_operator.builders.target import Target
@@ -199,8 +199,9 @@ def inject(
     variables: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in environment.items()]
     node = {"fieldRef": {"apiVersion": "v1", "fieldPath": "spec.nodeName"}}
     variables.append({"name": env.NODE_NAME, "valueFrom": node})
-    variables += bucket.of_run(target, opens=_may_save(group))
     reads = _only_reads(target, cluster, group)
+    of_commits = reads and target.run.spec.sync.method is SyncMethod.CHECKPOINT
+    variables += bucket.of_run(target, opens=_may_save(group), reads=of_commits)
     variables += store_keys(target.run.spec.sync.store, reads=reads)
     defaults = [_RAY_DEFAULT, *_tracker_defaults(target)]
     own = replace_named(defaults, first.get("env") or [], "name")

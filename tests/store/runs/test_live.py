@@ -21,7 +21,7 @@ from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.save.registration import all_ranks
 from trainsync.monitor.client.store import StoreMonitorClient, StoreRankClient
 from trainsync.monitor.commit.core import CoreSettings
-from trainsync.monitor.errors import ClaimRefusedError, FencedError, InvalidRequestError
+from trainsync.monitor.errors import ClaimRefusedError, FencedError
 from trainsync.storage.objects import commits
 from trainsync.storage.objects.live.term import read_term
 
@@ -189,15 +189,9 @@ def test_an_attempt_is_claimed_once(place: Place) -> None:
         pass
 
 
-def test_state_dicts_are_refused_in_a_sentence(place: Place) -> None:
-    with monitor(place, 0) as client:
-        saving = coordinator(place, client)
-        with pytest.raises(UnsupportedPlaceError, match="saves checkpoints alone"):
-            saving.save_async("model", weights(1), 1, is_state_dict=True)
-        with pytest.raises(InvalidRequestError, match="saves no state dicts"):
-            saving.register(1, state_dict_participants=[("model", 0)], patience=20)
-        with pytest.raises(UnsupportedPlaceError, match="has no directory"):
-            _ = saving.directory
+def test_a_coordinator_has_no_directory_there(place: Place) -> None:
+    with monitor(place, 0) as client, pytest.raises(UnsupportedPlaceError, match="no directory"):
+        _ = coordinator(place, client).directory
 
 
 def test_only_the_last_checkpoints_are_kept(place: Place) -> None:

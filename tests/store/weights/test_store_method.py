@@ -40,6 +40,7 @@ from tests.store.processes.store_explorer import digest
 from tests.store.processes.store_trainer import ELEMENTS, model, train
 from tests.store.servers.fault_proxy import Fault
 from tests.store.servers.server import ACCESS, REGION, SECRET, Server
+from tests.store.weights import test_checkpoint_method as committing
 from tests.unit.monitor.fakes import eventually
 
 pytestmark = pytest.mark.timeout(240)
@@ -464,3 +465,30 @@ def test_explorers_end_when_training_does(run: Run) -> None:
     one.takes(1, run.model)
     ray.get(run.synchronizer.set_trainer_status.remote(STOPPED), timeout=SECONDS)
     assert one.process.wait(SECONDS) == 0
+
+
+def test_explorers_take_what_is_committed_with_the_right_to_read_alone(
+    place: Place,
+    server: Server,
+    ray_address: str,  # noqa: F811
+) -> None:
+    """Of sync method ``checkpoint``, in a run whose checkpoints are in the bucket."""
+    given = committing.reading(server, place, "AKIAREADERREADEREXPL")
+    made = model()
+    whole = sum(t.nbytes for t in made.state_dict().values())
+    with RunContext.from_env(environ=committing.settings(place)) as ctx:
+        ctx.resume()
+        synchronizer = ctx.synchronizer()
+        explorer = Process(
+            f"{PROCESSES}.store_explorer", ray_address, "one", environ=ctx.env() | given
+        )
+        try:
+            for step in (1, 2):
+                train(made, step)
+                committing.publish(ctx, step, made)
+                assert explorer.takes(step, made) == {"volume": whole}
+                done = synchronizer.wait_acknowledged.remote(step, SECONDS)
+                assert ray.get(done, timeout=SECONDS + 10)
+        finally:
+            explorer.process.kill()
+            explorer.process.wait()

@@ -8,6 +8,7 @@ from trainsync.agent.settings import AgentSettingsError, read_settings
 from trainsync.runtime.sync_store import SyncStore
 
 _GOOD = ("--server=http://127.0.0.1:8000", "--directory=/runs/mine")
+_MONITOR = ("--monitor=http://run-monitor:8080/", "--token-file=/token", "--servers=rollouts")
 
 
 def test_options_win_over_variables_and_variables_over_defaults() -> None:
@@ -42,7 +43,7 @@ def test_options_win_over_variables_and_variables_over_defaults() -> None:
     [
         ((_GOOD[0],), "--directory .*, or --store .*, is not given"),
         ((*_GOOD, "--store=s3://bbb/runs/a"), "--directory and --store are both given"),
-        ((_GOOD[0], "--directory=s3://bbb/a"), "--directory is s3://bbb/a: committed versions are"),
+        ((_GOOD[0], "--directory=s3://k:secret@bbb/a"), "--directory: s3://…: credentials are"),
         ((_GOOD[0], "--store=/runs/mine"), "--store: /runs/mine is no URL of a store"),
         ((_GOOD[0], "--store=s3://k:secret@bbb/a"), "--store: s3://…: credentials are refused"),
         ((_GOOD[1],), "--server .* is not given"),
@@ -61,6 +62,10 @@ def test_options_win_over_variables_and_variables_over_defaults() -> None:
         ((*_GOOD, "--dtype=int8"), "--dtype is 'int8'"),
         ((*_GOOD, "--memory=/no/such/place"), "--memory is /no/such/place"),
         ((*_GOOD, "--log-level=loud"), "--log-level is 'loud'"),
+        (
+            (_GOOD[0], "--directory=s3://bbb/a", "--fellows", *_MONITOR),
+            "--fellows is not for commits in a bucket, such as s3://bbb/a, so far",
+        ),
         ((*_GOOD, "--sever=x"), "unrecognized arguments: --sever=x"),
     ],
 )
@@ -90,6 +95,8 @@ def test_versions_come_from_a_directory_or_a_store_and_an_option_decides() -> No
         read_settings(_GOOD[:1], both)
     found = read_settings(_GOOD, both)
     assert (found.directory, found.store) == (Path("/runs/mine"), None)
+    found = read_settings([_GOOD[0], "--directory=s3://bbb/runs/a/"], both)
+    assert (found.directory, found.bucket, found.store) == (None, "s3://bbb/runs/a", None)
     chosen = read_settings([_GOOD[0], "--store=s3://bbb/x"], both).store
     assert chosen is not None
     assert chosen.url == "s3://bbb/x"
@@ -98,9 +105,6 @@ def test_versions_come_from_a_directory_or_a_store_and_an_option_decides() -> No
 def test_a_misspelt_variable_is_refused() -> None:
     with pytest.raises(AgentSettingsError, match="TRAINSYNC_AGENT_SERVER was meant"):
         read_settings(_GOOD, {"TRAINSYNC_AGENT_SERVERS": "http://127.0.0.1:8000"})
-
-
-_MONITOR = ("--monitor=http://run-monitor:8080/", "--token-file=/token", "--servers=rollouts")
 
 
 def test_a_monitor_is_used_where_its_token_and_the_servers_are_named_too() -> None:

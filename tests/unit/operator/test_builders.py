@@ -255,6 +255,26 @@ def test_explorers_get_no_keys_of_the_bucket_of_checkpoints() -> None:
     assert len(found["Trainer"]) == len(CREDENTIALS["s3"])
 
 
+@pytest.mark.parametrize("given", [{}, {"readCredentials": {"secretRef": {"name": "reader"}}}])
+def test_explorers_that_read_commits_get_the_keys_to_read_the_bucket(given: dict[str, Any]) -> None:
+    chosen = in_bucket(credentials={"secretRef": {"name": "writer"}}, **given)
+    chosen["sync"] = {"method": "checkpoint", "timeoutSeconds": 70}
+    groups = make_run(chosen).spec.clusters[0].groups
+    workers = built_cluster(chosen)["spec"]["workerGroupSpecs"]
+    found = {}
+    for group, worker in zip(groups, workers, strict=True):
+        entries = worker["template"]["spec"]["containers"][0]["env"]
+        keys = [e["valueFrom"]["secretKeyRef"] for e in entries if "STORE_AWS" in e["name"]]
+        found[group.role.value] = {key["name"] for key in keys}
+    assert found == {"Trainer": {"writer"}, "Explorer": {"reader" if given else "writer"}}
+    (variable,) = (
+        entry["value"]
+        for entry in monitor_pod(chosen)["containers"][0]["env"]
+        if entry["name"] == "TRAINSYNC_SYNC_TIMEOUT_SECONDS"
+    )
+    assert variable == "70", "how long a state dict is left to its readers"
+
+
 def test_keys_of_the_buckets_secret_are_named_and_never_written_into_a_pod() -> None:
     chosen = in_bucket(credentials={"secretRef": {"name": "bucket-keys"}})
     for pod in (monitor_pod(chosen), trainer_pod(built_cluster(chosen))):

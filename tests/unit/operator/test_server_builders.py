@@ -7,6 +7,7 @@ import pytest
 from trainsync.agent.settings import read_settings
 from trainsync.api import env, names
 from trainsync.runtime.sync_store import SyncStore
+from trainsync.storage.objects.of_run import options_of_run
 from trainsync_operator.builders import raycluster
 from trainsync_operator.builders.servers import budget, deployment, pod, service
 from trainsync_operator.builders.target import MonitorSettings, Target
@@ -333,6 +334,23 @@ def test_where_weights_go_through_a_store_servers_have_no_volume(
     assert settings.store == SyncStore("s3://bucket/run", "http://s3:7070", "eu", allow_http=True)
     assert settings.run_uid == UID
     assert settings.rendezvous is not None
+
+
+@pytest.mark.parametrize("reader", [{}, {"readCredentials": _READER}])
+def test_where_commits_are_in_a_bucket_servers_read_there(reader: Object, tmp_path: Any) -> None:
+    storage = {"objectStore": {**_PLACE, "credentials": _WRITER, **reader}}
+    changes = {"sync": {"method": "checkpoint"}, "checkpoint": {"storage": storage}}
+    chosen = target(with_servers({"name": "rollout"}, **changes))
+    made = deployment.build(chosen, chosen.run.servers[0])
+    volumes = {one["name"] for one in pod_of(made)["volumes"]}
+    assert volumes == {"trainsync-token", "trainsync-memory", "trainsync-shm"}
+    agent = agent_of(made)
+    places = {env.STAGING_MEMORY: str(tmp_path), env.AGENT_HOST: "10.1.2.3"}
+    found = {**variables(agent), **places}
+    assert read_settings([], found).bucket == "s3://bucket/run"
+    assert options_of_run(found).endpoint == "http://s3:7070"
+    keys = [e["valueFrom"]["secretKeyRef"] for e in agent["env"] if "STORE_AWS" in e["name"]]
+    assert {key["name"] for key in keys} == {"reader" if reader else "writer"}
 
 
 @pytest.mark.parametrize(

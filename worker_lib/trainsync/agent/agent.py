@@ -11,8 +11,10 @@ from typing import Any, Final
 
 import torch
 
+from trainsync.agent.admission.committed import BucketVersions
 from trainsync.agent.admission.reading import CommittedVersions, ReadsVersions
 from trainsync.agent.admission.stored import StoredVersions
+from trainsync.agent.commit_feed import CommitFeed
 from trainsync.agent.directory_feed import DirectoryFeed
 from trainsync.agent.endpoint import Answer, EndpointError, HealthEndpoint, json_answer, text_answer
 from trainsync.agent.feed import VersionFeed
@@ -32,13 +34,15 @@ from trainsync.agent.store_feed import StoreFeed
 from trainsync.agent.watching import FeedWatch, ServerWatch
 from trainsync.engines.servers.errors import ServerError
 from trainsync.engines.servers.kinds import driver_of
-from trainsync.runtime.relays.committed_weights import read_weights
+from trainsync.runtime.relays.committed_weights import read_stored_weights, read_weights
+from trainsync.runtime.sync_store import limits_within
 from trainsync.storage.layout import RunDirectory
+from trainsync.storage.objects.of_run import open_run_store
 from trainsync.weights.staging.area import StagingArea
 
 _LOG = logging.getLogger(__name__)
 _ALIVE_SECONDS: Final = 4.0  # a probe waits for 5
-_LOOK_SECONDS: Final = 5.0  # of a look at a store's index
+_LOOK_SECONDS: Final = 5.0  # of a look at a store's index, or at what a bucket has
 
 
 @dataclass(frozen=True)
@@ -169,10 +173,10 @@ class Agent:
         state, now = self._shared.state, time.monotonic()
         newest, failure, judgement = state.newest, state.failure, state.judgement
         why = state.unready(self._limits, now)
-        directory, store = self._settings.directory, self._settings.store
+        store = self._settings.store
         return {
             "server": self._settings.server,
-            "directory": None if directory is None else str(directory),
+            "directory": self._settings.place if store is None else None,
             "store": None if store is None else store.url,
             "ready": why is None,
             "notReadyBecause": why,
@@ -293,6 +297,9 @@ def _feed(settings: AgentSettings) -> VersionFeed:
     if settings.store is not None:
         bucket = settings.store.open(min(_LOOK_SECONDS, float(settings.timeout)))
         return StoreFeed(bucket, settings.run_uid)
+    if settings.bucket is not None:
+        limits = limits_within(min(_LOOK_SECONDS, float(settings.timeout)))
+        return CommitFeed(open_run_store(settings.bucket, limits), settings.run_uid)
     assert settings.directory is not None, "read_settings has seen to it"
     return DirectoryFeed(RunDirectory(settings.directory), settings.run_uid)
 
@@ -305,6 +312,9 @@ def _versions(
         assert not isinstance(fellows, FellowsReader)
         bucket = settings.store.open(float(settings.timeout))
         return StoredVersions(bucket, metrics, required=required, fellows=fellows)
+    if settings.bucket is not None:
+        bucket = open_run_store(settings.bucket, limits_within(float(settings.timeout)))
+        return BucketVersions(bucket, settings.bucket, read_stored_weights, required=required)
     assert settings.directory is not None, "read_settings has seen to it"
     assert not isinstance(fellows, FellowsObjects)
     read = fellows or read_weights

@@ -62,8 +62,9 @@ class AgentSettings:
     """See the options of `parser`; times in seconds, staleness in steps.
 
     Attributes:
-        directory: of the run; None: versions come from ``store``.
-        store: None: versions come from ``directory``.
+        directory: of the run; None: versions come from ``bucket`` or ``store``.
+        bucket: URL of the run's bucket, whose commits are followed.
+        store: of sync method store.
         name: of this agent, in its leases.
         rendezvous: None: without a monitor.
         fellows: whether versions are taken from other agents, and given to them.
@@ -88,11 +89,12 @@ class AgentSettings:
     rendezvous: Rendezvous | None = None
     fellows: bool = False
     store: SyncStore | None = None
+    bucket: str | None = None
 
     @property
     def place(self) -> str:
         """Where versions come from, for people."""
-        return str(self.directory) if self.store is None else self.store.url
+        return self.store.url if self.store is not None else self.bucket or str(self.directory)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -126,7 +128,8 @@ def parser(
     add("--engine", [env.AGENT_ENGINE], "vllm", f"{', '.join(get_args(EngineKind))}: of the server")
     made.add_argument(
         "--directory",
-        help=f"the run's directory, of sync method checkpoint; or {env.CHECKPOINT_DIR}",
+        help="the run's directory, of sync method checkpoint, or the URL of its bucket, with "
+        f"credentials as trainers have them, to read alone; or {env.CHECKPOINT_DIR}",
     )
     made.add_argument(
         "--store",
@@ -220,7 +223,7 @@ def read_settings(
     given = parser(environ, _Parser).parse_args(arguments)
     if not given.server:
         raise AgentSettingsError(f"--server (or {env.AGENT_SERVER}) is not given")
-    directory, store = _place(given, environ)
+    directory, bucket, store = _place(given, environ)
     memory = Path(given.memory).absolute()
     if not memory.is_dir():
         raise AgentSettingsError(f"--memory is {memory}, which is no directory")
@@ -248,15 +251,16 @@ def read_settings(
         log_level=LogLevel(_choice("--log-level", given.log_level, [*LogLevel])),
         name=f"agent-{environ.get(env.POD_NAME) or socket.gethostname()}",
         rendezvous=_rendezvous(given),
-        fellows=_fellows(given),
+        fellows=_fellows(given, bucket),
         store=store,
+        bucket=bucket,
     )
 
 
 def _place(
     given: argparse.Namespace, environ: Mapping[str, str]
-) -> tuple[Path | None, SyncStore | None]:
-    """The directory, or the store; an option counts before the environment."""
+) -> tuple[Path | None, str | None, SyncStore | None]:
+    """The directory, the bucket, or the store; an option counts before the environment."""
     directory, store = given.directory, given.store
     names = "--directory", "--store"
     if not directory and not store:
@@ -268,28 +272,29 @@ def _place(
             " --directory or --store names"
         )
     if store:
-        return None, _store(names[1], store, given)
+        return None, None, _store(names[1], store, given)
     if not directory:
         raise AgentSettingsError(
             f"--directory (or {env.CHECKPOINT_DIR}), or --store (or {env.SYNC_STORE_URL}), is not"
             " given"
         )
     if is_url(directory):
-        raise AgentSettingsError(
-            f"{names[0]} is {directory}: committed versions are followed on a volume alone; --store"
-            " takes those that sync method store publishes"
-        )
+        return None, _parsed(names[0], directory), None
     path = Path(directory).absolute()
     if path.exists() and not path.is_dir():
         raise AgentSettingsError(f"{names[0]} is {path}, which is no directory")
-    return path, None
+    return path, None, None
+
+
+def _parsed(name: str, url: str) -> str:
+    try:
+        return str(parse(url))
+    except StoreUrlError as error:
+        raise AgentSettingsError(f"{name}: {error}") from error
 
 
 def _store(name: str, url: str, given: argparse.Namespace) -> SyncStore:
-    try:
-        place = str(parse(url))
-    except StoreUrlError as error:
-        raise AgentSettingsError(f"{name}: {error}") from error
+    place = _parsed(name, url)
     allow_http = _choice(env.SYNC_STORE_ALLOW_HTTP, given.store_allow_http, ("true", "false"))
     return SyncStore(
         place, given.store_endpoint or None, given.store_region or None, allow_http == "true"
@@ -320,9 +325,14 @@ def _rendezvous(given: argparse.Namespace) -> Rendezvous | None:
     )
 
 
-def _fellows(given: argparse.Namespace) -> bool:
+def _fellows(given: argparse.Namespace, bucket: str | None) -> bool:
     if _choice(env.AGENT_FELLOWS, given.fellows, ("true", "false")) == "false":
         return False
+    if bucket is not None:
+        raise AgentSettingsError(
+            f"--fellows is not for commits in a bucket, such as {bucket}, so far: leave it out, or"
+            " follow sync method store"
+        )
     if not given.monitor:
         raise AgentSettingsError("--fellows needs --monitor, which tells agents of one another")
     if ip_address(_address(given.host)).is_unspecified:

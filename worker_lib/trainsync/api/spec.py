@@ -288,6 +288,13 @@ class ObjectStore(BucketPlace):
             "when absent."
         ),
     )
+    read_credentials: BucketCredentials | None = Field(
+        default=None,
+        description=(
+            "With sync.method checkpoint: of pods of explorers and servers, which only read "
+            "committed weights; `credentials` when absent."
+        ),
+    )
 
 
 class Storage(Model):

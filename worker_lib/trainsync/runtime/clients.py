@@ -96,6 +96,7 @@ def _core_settings(settings: RunSettings) -> "CoreSettings":
         max_to_keep=settings.checkpoint.max_to_keep,
         verify=settings.checkpoint.verify,
         save_deadline_seconds=settings.checkpoint.save_timeout,
+        reading_seconds=settings.sync.timeout,
     )
 
 

@@ -9,9 +9,11 @@ from trainsync.api.spec import SyncMethod
 from trainsync.monitor.client.base import CommitClient, ExchangeClient, MonitorClient
 from trainsync.runtime.errors import JoinError
 from trainsync.runtime.relays.call_relay import CallRelay
-from trainsync.runtime.relays.committed_weights import read_weights
+from trainsync.runtime.relays.committed_weights import read_stored_weights, read_weights
 from trainsync.runtime.relays.monitor_relays import AbortRelay, CommitRelay
 from trainsync.runtime.settings import RunSettings
+from trainsync.runtime.sync_store import limits_within
+from trainsync.storage.objects.of_run import open_run_store
 from trainsync.tracing.steps import StepTracer
 from trainsync.weights.synchronizer.connection import find_group
 from trainsync.weights.synchronizer.remote import RemoteSynchronizer
@@ -21,6 +23,7 @@ from trainsync.weights.transports.broadcast.deadlines import Deadlines, broadcas
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.transports.object_store.fetcher import MemorySource
 from trainsync.weights.transports.volume.fetcher import VolumeSource
+from trainsync.weights.transports.volume.stored import StoredStateDicts
 
 if TYPE_CHECKING:
     from trainsync.weights.explorer.client import ExplorerClient
@@ -56,6 +59,9 @@ def open_source(
             f"{settings.sync.method.value} brings all of them to each explorer; use memory"
         )
     metas = None if expected is None else [meta_of(*named) for named in expected.items()]
+    if settings.sync.method is SyncMethod.CHECKPOINT and settings.store is not None:
+        bucket = open_run_store(settings.store, limits_within(settings.sync.timeout))
+        return StoredStateDicts(bucket, settings.store, read_stored_weights, expected=metas)
     if settings.sync.method is SyncMethod.CHECKPOINT:
         return VolumeSource(settings.directory, explorer, read_weights, expected=metas)
     if settings.sync.method is SyncMethod.NCCL:

@@ -222,9 +222,7 @@ def read_settings(environ: Mapping[str, str], directory: str | Path | None = Non
             "RunContext.env() gives them"
         )
     checkpoint, sync = _checkpoint(environ), _sync(environ)
-    if store is not None:
-        _check_for_store(store, checkpoint, sync)
-    elif checkpoint.incremental:
+    if store is None and checkpoint.incremental:
         raise SettingsError(
             f"{env.CHECKPOINT_INCREMENTAL} is set, and the run's checkpoints are in the directory "
             f"{place}: only those in a bucket are incremental, so far; remove it"
@@ -259,14 +257,6 @@ def _place(where: str | Path) -> tuple[Path, str | None]:
     return Path(tempfile.gettempdir()) / f"trainsync-{os.geteuid()}" / f"run-{key}", url
 
 
-def _check_for_store(store: str, checkpoint: CheckpointSettings, sync: SyncSettings) -> None:
-    if sync.method is SyncMethod.CHECKPOINT:
-        raise SettingsError(
-            f"{env.SYNC_METHOD} is {sync.method.value!r}, whose explorers read a volume, and the "
-            f"run's checkpoints are in {store}; expected 'memory', 'nccl' or 'store'"
-        )
-
-
 def misspelt(environ: Mapping[str, str]) -> Iterator[str]:
     """A sentence for each variable that is not known, and like one that is."""
     known = {value for value in vars(env).values() if isinstance(value, str)}
@@ -291,8 +281,6 @@ def _cluster(environ: Mapping[str, str]) -> RunSettings:
         raise SettingsError(f"{env.ATTEMPT} is not set; the operator sets it in every pod and job")
     place, store = _place(_required(environ, env.CHECKPOINT_DIR))
     checkpoint, sync = _checkpoint(environ), _sync(environ)
-    if store is not None:
-        _check_for_store(store, checkpoint, sync)
     return RunSettings(
         run=_required(environ, env.RUN_NAME),
         namespace=_required(environ, env.RUN_NAMESPACE),

@@ -41,18 +41,23 @@ class SyncStore:
             SettingsError: it cannot be opened.
         """
         given = credentials(os.environ, env.SYNC_STORE_CREDENTIAL_PREFIX, parse(self.url).scheme)
-        usual = Limits()
-        limits = Limits(
-            connect_seconds=min(usual.connect_seconds, timeout),
-            call_seconds=min(usual.call_seconds, timeout),
-            transfer_seconds=min(usual.transfer_seconds, timeout),
-            retry_seconds=min(usual.retry_seconds, timeout),
-        )
+        limits = limits_within(timeout)
         options = StoreOptions(self.endpoint, self.region, self.allow_http, given, limits)
         try:
             return open_store(self.url, options)
         except StoreUrlError as error:
             raise SettingsError(f"{env.SYNC_STORE_URL}: {error}") from error
+
+
+def limits_within(timeout: float) -> Limits:
+    """The usual bounds of each call, none of which is longer than ``timeout``."""
+    usual = Limits()
+    return Limits(
+        connect_seconds=min(usual.connect_seconds, timeout),
+        call_seconds=min(usual.call_seconds, timeout),
+        transfer_seconds=min(usual.transfer_seconds, timeout),
+        retry_seconds=min(usual.retry_seconds, timeout),
+    )
 
 
 def read_sync_store(environ: Mapping[str, str]) -> SyncStore | None:

@@ -84,7 +84,7 @@ class VersionMeta:
 
 @dataclass(frozen=True)
 class CheckpointLocation:
-    """A committed state dict on the run's volume.
+    """A committed state dict on the run's volume, or in its bucket.
 
     Attributes:
         path: the step's directory, relative to the run's directory.

@@ -6,6 +6,7 @@ from typing import Any, Final
 from trainsync.api import env, names
 from trainsync.api.servers import Engine, ProofPolicy, Server
 
+from trainsync_operator.builders import bucket
 from trainsync_operator.builders.pod_template import (
     of_store,
     replace_named,
@@ -83,6 +84,8 @@ def _environment(target: Target, server: Server) -> list[dict[str, Any]]:
     for name, path in ((env.POD_NAME, "metadata.name"), (env.AGENT_HOST, "status.podIP")):
         source = {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}
         entries.append({"name": name, "valueFrom": source})
+    if store is None:
+        return entries + bucket.of_run(target, opens=False, reads=True)
     return entries + store_keys(store, reads=True)
 
 

@@ -16,7 +16,6 @@ from trainsync.checkpoint.errors import (
 )
 from trainsync.checkpoint.load.loading import load_shard
 from trainsync.checkpoint.load.verify import verify
-from trainsync.monitor.errors import InvalidRequestError
 from trainsync.storage.objects import commits
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import StoreUnavailableError
@@ -97,10 +96,6 @@ def test_an_upload_that_fails_is_begun_anew_from_the_staged_copy(
 
 def test_what_needs_a_directory_is_refused_in_a_sentence(ctx: RunContext) -> None:
     coordinator = ctx.coordinator(0, 1)
-    with pytest.raises(UnsupportedPlaceError, match="saves checkpoints alone"):
-        coordinator.save_async("model", STATE, 1, is_state_dict=True)
-    with pytest.raises(InvalidRequestError, match="saves no state dicts"):
-        coordinator.register(1, state_dict_participants=[("model", 0)], patience=30)
     with pytest.raises(UnsupportedPlaceError, match="needs a run on a volume"):
         _ = coordinator.directory
     with pytest.raises((UnsupportedPlaceError, SaveFailedError), match="takes no argument"):

@@ -18,7 +18,7 @@ RUN = Path("/volume/run")
     ],
 )
 def test_a_path_becomes_a_folder_inside_the_step(local_path: str | Path, expected: str) -> None:
-    assert subdirectory(local_path, RUN, 7) == expected
+    assert subdirectory(local_path, lambda: RUN, 7) == expected
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_a_path_becomes_a_folder_inside_the_step(local_path: str | Path, expecte
 )
 def test_an_absolute_path_elsewhere_is_refused(local_path: str) -> None:
     with pytest.raises(ValueError, match="expected a folder in /volume/run/global_step_7"):
-        subdirectory(local_path, RUN, 7)
+        subdirectory(local_path, lambda: RUN, 7)
 
 
 def test_a_relative_path_begins_in_the_working_directory(
@@ -34,8 +34,8 @@ def test_a_relative_path_begins_in_the_working_directory(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "e2"
-    assert subdirectory("e2/global_step_7/actor", run, 7) == "actor"
-    assert subdirectory("./e2/global_step_7/critic/fsdp", run, 7) == "critic/fsdp"
+    assert subdirectory("e2/global_step_7/actor", lambda: run, 7) == "actor"
+    assert subdirectory("./e2/global_step_7/critic/fsdp", lambda: run, 7) == "critic/fsdp"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_relative_path_elsewhere_is_refused_and_both_places_are_named(
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "e2"
     with pytest.raises(ValueError, match="expected a folder in") as refused:
-        subdirectory(local_path, run, 7)
+        subdirectory(local_path, lambda: run, 7)
     assert str(tmp_path / local_path) in str(refused.value)
     assert str(run / "global_step_7") in str(refused.value)
 
@@ -58,7 +58,7 @@ def test_a_relative_path_elsewhere_is_refused_and_both_places_are_named(
 )
 def test_a_path_that_leaves_the_step_is_refused(local_path: str) -> None:
     with pytest.raises((UnsafePathError, ValueError)):
-        subdirectory(local_path, RUN, 7)
+        subdirectory(local_path, lambda: RUN, 7)
 
 
 @pytest.mark.parametrize(

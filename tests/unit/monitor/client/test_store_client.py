@@ -8,7 +8,6 @@ from trainsync.api.protocol import (
     FailureReport,
     ParticipantRef,
     SaveKind,
-    SaveRequest,
     SaveState,
 )
 from trainsync.monitor.client.store import StoreMonitorClient, StoreRankClient, next_attempt
@@ -109,18 +108,12 @@ def test_a_rank_that_the_host_did_not_claim_for_is_refused(ranks: Ranks) -> None
         stranger.claim("local")
 
 
-def test_other_participants_and_state_dicts_are_refused(ranks: Ranks) -> None:
+def test_other_participants_and_another_state_dict_are_refused(ranks: Ranks) -> None:
     ranks.host.register(request(5, ONE, TWO))
     with pytest.raises(InvalidRequestError, match="other participants"):
         ranks.other.register(request(5, ONE))
-    with pytest.raises(InvalidRequestError, match="saves no state dicts"):
-        ranks.other.register(
-            SaveRequest(
-                kind=SaveKind.STATE_DICT,
-                step=5,
-                participants=[ParticipantRef(component="model", rank=0)],
-            )
-        )
+    with pytest.raises(InvalidRequestError, match="another state dict"):
+        ranks.other.register(request(5, ONE, TWO).model_copy(update={"reuse_state_dict": True}))
     there = StoredRecords(ranks.run.bucket, 0, INCARNATION, CHECKPOINT, 5).registration()
     assert there is not None
     assert len(there.participants) == 2

@@ -19,6 +19,7 @@ from trainsync.storage.objects.live import names, references
 from trainsync.storage.objects.live.term import read_term
 
 from tests.unit.monitor.store.test_served_core import CHECKPOINT, FIRST, SECOND, Lease, Served
+from tests.unit.monitor.store.test_state_dicts import STATE_DICT, publish
 from tests.unit.monitor.store.test_store_core import ONE, request, save
 
 THIRD = SaveOwner(2, "aaaaaaaa2")
@@ -79,6 +80,24 @@ def test_the_next_attempt_goes_on_from_the_older_step_and_later_ones_lie_aside_w
         condition.message
     )
     assert condition.message.endswith("steps 20, 30")
+
+
+@pytest.mark.parametrize("first", [5, 15])
+def test_state_dicts_go_aside_with_their_pointer(first: int) -> None:
+    run = Served()
+    core = begun(run, 10, 20)
+    for step in (first, 20, 25):
+        publish(run, core, FIRST, step)
+    core.resume_from(TO_10)
+    core.claim(SECOND, "main", 1)
+    assert resumed(core) == 10
+    left = [first] if first < 10 else []
+    assert run.steps(STATE_DICT) == left
+    assert commits.read_pointer(run.bucket, STATE_DICT) == (first if left else None)
+    assert sorted(set(aside(run)) - set(left)) == sorted({first, 20, 25} - set(left))
+    assert core.newest_of_run(STATE_DICT) == (1, None)
+    publish(run, core, SECOND, 20, b"again!")
+    assert commits.read_manifest(run.bucket, STATE_DICT, 20).manifest.attempt == 1
 
 
 def test_the_same_step_is_trained_and_committed_again() -> None:

@@ -63,12 +63,13 @@ class Run:
         part: tuple[str, int],
         data: bytes = b"bytes",
         writer: str = "bbbbbbbb",
+        kind: SaveKind = CHECKPOINT,
     ) -> Receipt:
         """A participant's object and receipt."""
         hasher = new_hasher()
         hasher.update(data)
         receipt = Receipt(
-            kind=CHECKPOINT,
+            kind=kind,
             step=step,
             attempt=owner.attempt,
             incarnation=owner.incarnation,
@@ -81,14 +82,14 @@ class Run:
         )
         for key in names.shards(receipt).values():
             self.bucket.create(key, data)
-        self.records(owner, step).write_receipt(receipt)
+        self.records(owner, step, kind).write_receipt(receipt)
         return receipt
 
-    def records(self, owner: SaveOwner, step: int) -> StoredRecords:
-        return StoredRecords(self.bucket, owner.attempt, owner.incarnation, CHECKPOINT, step)
+    def records(self, owner: SaveOwner, step: int, kind: SaveKind = CHECKPOINT) -> StoredRecords:
+        return StoredRecords(self.bucket, owner.attempt, owner.incarnation, kind, step)
 
-    def steps(self) -> list[int]:
-        return commits.committed_steps(self.bucket, CHECKPOINT)
+    def steps(self, kind: SaveKind = CHECKPOINT) -> list[int]:
+        return commits.committed_steps(self.bucket, kind)
 
     def shards(self) -> list[str]:
         return [info.key for info in self.bucket.below(keys.OBJECTS)]
@@ -467,11 +468,9 @@ def test_a_save_that_an_attempt_before_committed_stays_as_it_is() -> None:
     assert commits.read_manifest(run.bucket, CHECKPOINT, 1) == before
 
 
-def test_state_dicts_and_a_participant_twice_are_refused() -> None:
+def test_a_participant_twice_is_refused() -> None:
     run = Run()
     core, owner = run.monitor(0)
-    with pytest.raises(InvalidRequestError, match="saves no state dicts"):
-        core.saves.register(owner, request(1, ONE, kind=SaveKind.STATE_DICT))
     with pytest.raises(InvalidRequestError, match="listed twice"):
         core.saves.register(owner, request(1, ONE, ONE))
 

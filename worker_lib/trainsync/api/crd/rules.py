@@ -166,10 +166,18 @@ RULES: Final[dict[str, list[Rule]]] = {
             " checkpoint or store: set one, or remove the servers",
         ),
         Rule(
-            "!has(self.checkpoint.storage.objectStore) || self.sync.method != 'checkpoint'",
-            "spec.sync.method checkpoint reads weights from a volume, and"
-            " spec.checkpoint.storage.objectStore has none: choose memory, nccl or store, or keep"
-            " the checkpoints on a volume",
+            "!has(self.checkpoint.storage.objectStore) || self.sync.method != 'checkpoint' ||"
+            " !has(self.servers) || self.servers.all(s, !s.sync.fellows)",
+            "spec.servers[].sync.fellows passes on the weights of spec.sync.method checkpoint on a"
+            " volume alone, so far, and spec.checkpoint.storage.objectStore has none: remove it,"
+            " or choose method store",
+        ),
+        Rule(
+            "!has(self.checkpoint.storage.objectStore) ||"
+            " !has(self.checkpoint.storage.objectStore.readCredentials) ||"
+            " self.sync.method == 'checkpoint'",
+            "spec.checkpoint.storage.objectStore.readCredentials is for spec.sync.method"
+            " checkpoint, whose explorers read there: remove it with any other",
         ),
         Rule(
             "!has(self.checkpoint.memory) || self.checkpoint.memory.copies == 0 || self.clusters"

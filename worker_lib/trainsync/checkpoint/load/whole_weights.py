@@ -50,28 +50,46 @@ def whole_weights(
         OSError: the volume cannot be read.
     """
     what = f"{manifest.kind.value} {manifest.step}"
-    component = find_component(manifest.files, _COMPONENT, _folder(manifest, what))
-    assert component is not None, "the folder was chosen for it"
+    component = model_of(manifest)
     home = component.path(component.home(0, 1))
     try:
         reading = ComponentRead(MappedShards(directory.joinpath), component, 0, 1)
         if is_megatron(reading.state):
             return _of_megatron(directory, manifest, component, what, deadline)
-        keys = {name: (name,) for name in tensor_names(reading.state)}
-        for name, key in keys.items():
-            shape = reading.layout(key, name).shape
-            whole = tuple(((0, length),) if length else () for length in shape)
-            reading.want(key, name, whole, replicated=True)
+        names = want_all(reading)
     except CheckpointError:
         # The plan was made from a header that was not checked: damage is not to look like a misfit.
         _check(directory, manifest, [home], what, deadline)
         raise
     _check(directory, manifest, reading.paths, what, deadline)
     tensors = {}
-    for name, key in keys.items():
-        _in_time(what, deadline)
-        tensors[name] = reading.tensor(key)
+    for name in names:
+        in_time(what, deadline)
+        tensors[name] = reading.tensor((name,))
     return tensors
+
+
+def model_of(manifest: Manifest) -> Component:
+    """The shards of the one model whose weights a step has.
+
+    Raises:
+        StateMismatchError: it has none, or several.
+        CorruptCheckpointError: there are shards of two numbers of ranks.
+    """
+    folder = _folder(manifest, f"{manifest.kind.value} {manifest.step}")
+    component = find_component(manifest.files, _COMPONENT, folder)
+    assert component is not None, "the folder was chosen for it"
+    return component
+
+
+def want_all(reading: ComponentRead) -> list[str]:
+    """Plan to read every tensor in full; their names. Raises `CheckpointError`."""
+    names = list(tensor_names(reading.state))
+    for name in names:
+        shape = reading.layout((name,), name).shape
+        whole = tuple(((0, length),) if length else () for length in shape)
+        reading.want((name,), name, whole, replicated=True)
+    return names
 
 
 def _of_megatron(
@@ -83,7 +101,7 @@ def _of_megatron(
     _check(directory, manifest, weights.paths, what, deadline)
     tensors = {}
     for entry in weights.entries:
-        _in_time(what, deadline)
+        in_time(what, deadline)
         tensors[entry.name] = weights.tensor(entry).clone()  # what is mapped ends with the step
     return tensors
 
@@ -114,12 +132,13 @@ def _check(
     except FileCheckError as error:
         raise CorruptCheckpointError(f"{what}: {error}") from error
     problems = digests.read_all(
-        readings, threads=_THREADS, on_bytes=lambda _: _in_time(what, deadline)
+        readings, threads=_THREADS, on_bytes=lambda _: in_time(what, deadline)
     )
     for reading, (_, sentence) in problems.items():
         raise CorruptCheckpointError(f"{what}: {reading.entry.path} {sentence}")
 
 
-def _in_time(what: str, deadline: float) -> None:
+def in_time(what: str, deadline: float) -> None:
+    """Raises `LoadTimeoutError` once the deadline, by `time.monotonic`, has passed."""
     if time.monotonic() > deadline:
         raise LoadTimeoutError(f"{what} could not be read in time")

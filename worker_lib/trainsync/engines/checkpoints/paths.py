@@ -1,25 +1,28 @@
 """Where an engine's save lands; pure."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from trainsync.storage.layout import parse_step, relative_path, step_name
 
 
-def subdirectory(local_path: str | Path, directory: Path, step: int) -> str:
+def subdirectory(local_path: str | Path, run: Callable[[], Path], step: int) -> str:
     """``local_path`` as a folder inside ``global_step_N``.
 
     Args:
         local_path: as verl passes it, ``<run directory>/global_step_N/actor``, where a relative
             path begins in the working directory; or one name, such as ``actor``.
-        directory: the run's directory.
+        run: gives the run's directory; asked where the path is more than a name.
 
     Raises:
+        What ``run`` raises.
         ValueError: it is neither, or of another step; names both places.
         UnsafePathError: the folder leaves the step.
     """
     path = Path(local_path)
     if len(path.parts) == 1 and not path.is_absolute():
         return str(relative_path(str(path)))
+    directory = run()
     inside = inside_run(path, directory)
     if inside is None or len(inside.parts) < 2 or inside.parts[0] != step_name(step):
         raise ValueError(

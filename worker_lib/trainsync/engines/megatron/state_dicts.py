@@ -69,7 +69,8 @@ def megatron_save_state_dict(
             an engine that writes with its own code.
     """
     trained = _trained(engine)
-    subdir = subdirectory(local_path, coordinator.directory, global_step)
+    directory = coordinator.directory  # refused in a bucket, where no reader takes Megatron's
+    subdir = subdirectory(local_path, lambda: directory, global_step)
     layout = ParallelLayout()
     if synchronous or getattr(trained, "writes_for_itself", False):
         save_by_engine(

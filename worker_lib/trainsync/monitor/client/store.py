@@ -145,9 +145,11 @@ class StoreRankClient:
         records = self._records(request.kind, request.step)
         records.write_registration(wanted)
         there = records.registration()
-        if there is not None and there.participants != wanted.participants:
+        said = (wanted.participants, wanted.reuse_state_dict)
+        if there is not None and (there.participants, there.reuse_state_dict) != said:
             raise errors.InvalidRequestError(
-                f"{request.kind} {request.step} is registered with other participants"
+                f"{request.kind} {request.step} is registered with other participants, or with "
+                "another state dict"
             )
         return self.save_status(request.kind, request.step)
 
@@ -268,7 +270,8 @@ class StoreRankClient:
         if records.registration() is not None:
             return SaveStatus(kind=kind, step=step, state=SaveState.REGISTERED)
         found = self._term().origin
-        resumed = found.digest if found is not None and found.step == step else None
+        is_origin = found is not None and (kind, step) == (SaveKind.CHECKPOINT, found.step)
+        resumed = found.digest if found is not None and is_origin else None
         state = SaveState.UNKNOWN if resumed is None else SaveState.COMMITTED
         return SaveStatus(kind=kind, step=step, state=state, manifest_digest=resumed)
 

@@ -68,6 +68,8 @@ class CoreSettings:
     io_tries: int = 5
     lag_allowed: int = 1
     """Explorers this many versions behind still count as in sync."""
+    reading_seconds: float = 600.0
+    """How long a reader may be at a state dict that it cannot lease, in a bucket."""
     has_status: bool = False
     """Whether a status remembers the run besides the volume; see `MonitorCore.expect`."""
 

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Final, Protocol
 
 from trainsync.api.protocol import CommitNotice, SaveKind
 from trainsync.monitor.commit.observer import NullObserver
@@ -29,7 +29,8 @@ class KnowsSaves(Protocol):
 Position = tuple[int, int]
 """Attempt and step of a save: later ones are greater. ``(-1, -1)`` is before all."""
 
-_WEIGHTS = (".pt", ".safetensors")
+WEIGHTS: Final = (".pt", ".safetensors")
+"""How the names of files with weights end."""
 
 
 def newest(
@@ -72,7 +73,7 @@ def _same_weights(run: RunDirectory, step: int) -> bool:
     """Whether the step's checkpoint has every weight file of its state dict, byte for byte."""
     state_dict = read_manifest(run, SaveKind.STATE_DICT, step).manifest
     checkpoint = read_manifest(run, SaveKind.CHECKPOINT, step).manifest
-    weights = {entry for entry in state_dict.files if entry.path.endswith(_WEIGHTS)}
+    weights = {entry for entry in state_dict.files if entry.path.endswith(WEIGHTS)}
     return bool(weights) and weights.issubset(checkpoint.files)
 
 

@@ -264,6 +264,7 @@ class Process:
             verify=settings.verify,
             save_deadline_seconds=settings.save_deadline_seconds,
             lag_allowed=settings.lag_allowed,
+            reading_seconds=settings.reading_seconds,
             has_status=True,
         )
         authority = Authority(gate=lease.gate, term=lease.term)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainsync.api import env, names
-from trainsync.api.spec import SAVE_DEADLINE_SECONDS, LogLevel, SyncMethod, Verify
+from trainsync.api.spec import SAVE_DEADLINE_SECONDS, LogLevel, Sync, SyncMethod, Verify
 from trainsync.monitor.mirror.settings import MirrorSettings
 from trainsync.storage.objects.address import is_url, parse
 from trainsync.storage.objects.errors import StoreUrlError
@@ -39,6 +39,7 @@ class MonitorServerSettings:
     mirror: MirrorSettings | None = None
     store: str | None = None
     sync_method: SyncMethod = SyncMethod.CHECKPOINT
+    reading_seconds: int = Sync().timeout_seconds
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> MonitorServerSettings:
@@ -50,6 +51,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> MonitorServerSe
     place = _required(environ, env.CHECKPOINT_DIR)
     keep = environ.get(env.CHECKPOINT_MAX_TO_KEEP)
     deadline = environ.get(env.CHECKPOINT_SAVE_TIMEOUT) or str(SAVE_DEADLINE_SECONDS)
+    reading = environ.get(env.SYNC_TIMEOUT_SECONDS) or str(Sync().timeout_seconds)
     return MonitorServerSettings(
         run_name=_required(environ, env.RUN_NAME),
         namespace=_required(environ, env.RUN_NAMESPACE),
@@ -59,6 +61,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> MonitorServerSe
         max_to_keep=_positive(env.CHECKPOINT_MAX_TO_KEEP, keep) if keep else None,
         verify=_choice(Verify, environ, env.CHECKPOINT_VERIFY, Verify.SIZE),
         lag_allowed=_positive(env.SYNC_INTERVAL, environ.get(env.SYNC_INTERVAL) or "1"),
+        reading_seconds=_positive(env.SYNC_TIMEOUT_SECONDS, reading),
         log_level=_choice(LogLevel, environ, env.LOG_LEVEL, LogLevel.INFO),
         # Outside a pod nothing says that a namesake is gone, so the identity is new each time.
         identity=environ.get(env.POD_NAME) or f"process-{secrets.token_hex(8)}",

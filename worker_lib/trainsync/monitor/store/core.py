@@ -109,6 +109,7 @@ class StoreCore:
             run_uid=settings.run_uid,
             max_to_keep=settings.max_to_keep,
             with_digest=settings.verify is Verify.DIGEST,
+            reading_seconds=settings.reading_seconds,
             observer=self._observer,
             clock=clock,
             executor=executor,
@@ -184,6 +185,8 @@ class StoreCore:
                     self._checked = self._monotonic()
                 self._worker.scan()
                 self._worker.act(self._clock())
+            if self._worker.has_superseded:
+                self._sweep_later()
             if self._monotonic() >= self._sweep_at:
                 self._sweep()
         except errors.FencedError:
@@ -307,10 +310,19 @@ class StoreCore:
 
     def _newest_of(self, attempt: int, kind: SaveKind) -> CommitNotice | None:
         ledger, began = self._worker.ledger, self._tenure.term.origin
-        own = [info for info in ledger.infos(kind) if info.age[:2] == (True, attempt)]
+        # Checkpoints of before a restart in place are what the attempt goes on from.
+        length = 3 if kind is SaveKind.STATE_DICT else 2
+        age = (True, attempt, ledger.restarts)[:length]
+        own = [info for info in ledger.infos(kind) if info.age[:length] == age]
         if own:
             return notice_of(kind, max(own, key=lambda info: info.step))
-        info = None if began is None or began.step is None else ledger.info(kind, began.step)
+        if began is None or began.step is None:
+            return None
+        if kind is SaveKind.CHECKPOINT:
+            info = ledger.info(kind, began.step)
+        else:
+            with self._kept():
+                info = self._worker.weights_of(began.step)
         return None if info is None else notice_of(kind, info)
 
     def resume(self, owner: SaveOwner) -> ResumePoint | None:
@@ -393,6 +405,13 @@ class StoreCore:
         self._sweeps_left = _SWEEPS
         self._sweep()
 
+    def _sweep_later(self) -> None:
+        """Have a sweep once no reader is at what was superseded any more."""
+        self._worker.has_superseded = False
+        later = self._monotonic() + self._settings.reading_seconds
+        if later < self._sweep_at:  # what is planned comes after it
+            self._sweeps_left, self._sweep_at = self._sweeps_left + 1, later
+
     def _sweep(self) -> None:
         """Remove what incarnations that are over have left, and once more a while later."""
         try:
@@ -404,7 +423,9 @@ class StoreCore:
             return
         self._worker.health.solved("sweep")
         self._sweeps_left -= 1
-        self._sweep_at = self._monotonic() + _SWEEP_SECONDS if self._sweeps_left else math.inf
+        # Readers of what the attempt supersedes began before it.
+        pause = max(_SWEEP_SECONDS, self._settings.reading_seconds)
+        self._sweep_at = self._monotonic() + pause if self._sweeps_left else math.inf
 
     def _see_right(self) -> None:
         """See that this monitor may do what it judged; raises `MonitorError`, `StoreError`."""
@@ -454,6 +475,7 @@ class StoreCore:
         self._permits.renew(quiet=self._worker.ledger.attempt is not None)
         self._resuming.begin()
         self._holds = True
+        self._sweep_later()  # of what a monitor before this one had superseded
         self._taken()
 
     def _may_retake(self) -> bool:

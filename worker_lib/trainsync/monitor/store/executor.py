@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
@@ -21,7 +21,7 @@ from trainsync.monitor.ledger.saves import (
     SaveKey,
     SaveOwner,
 )
-from trainsync.monitor.store import tidy
+from trainsync.monitor.store import origin, tidy
 from trainsync.monitor.store.scan import RecordScan
 from trainsync.storage.errors import DamagedFileError, PromotionConflictError, StepGoneError
 from trainsync.storage.objects import commits, inspecting, keys, mending
@@ -39,9 +39,8 @@ from trainsync.storage.saves.receipts import (
 )
 
 _LOG = logging.getLogger(__name__)
-_KIND: Final = SaveKind.CHECKPOINT
 OUTCOMES_KEPT: Final = 16
-"""Ended saves whose outcome stays for participants that ask late."""
+"""Ended saves of each kind whose outcome stays for participants that ask late."""
 _READ_AT_REBUILD: Final = 64
 """Manifests that are read where all steps are kept: the older ones change nothing."""
 
@@ -51,21 +50,20 @@ class _Prepared:
     """A save whose manifest may have been put."""
 
     manifest: Manifest
+    objects: dict[str, str]
+    """The key of each file's path."""
     receipts: tuple[Receipt, ...]
     registered_at: datetime
-
-    @property
-    def objects(self) -> dict[str, str]:
-        """The key of each file's path."""
-        return {path: key for part in self.receipts for path, key in names.shards(part).items()}
 
 
 class StoreExecutor:
     """See the module's docstring. Every method may raise `TermLostError`.
 
     Args:
-        max_to_keep: checkpoints; None keeps all.
+        max_to_keep: saves of each kind; None keeps all.
         with_digest: whether every object is read before its save is committed.
+        reading_seconds: a state dict stays so long after a newer one is committed: a reader that
+            has no right to say so may be at it.
         executor: where they are read; in the calling thread when None.
     """
 
@@ -78,6 +76,7 @@ class StoreExecutor:
         run_uid: str,
         max_to_keep: int | None,
         with_digest: bool,
+        reading_seconds: float,
         observer: Observer,
         clock: Callable[[], datetime],
         executor: Executor | None = None,
@@ -89,6 +88,7 @@ class StoreExecutor:
         self._run_uid = run_uid
         self._max_to_keep = max_to_keep
         self._with_digest = with_digest
+        self._reading_time = timedelta(seconds=reading_seconds)
         self._observer = observer
         self._clock = clock
         self._executor = executor
@@ -99,7 +99,11 @@ class StoreExecutor:
         self._unclean: set[SaveKey] = set()
         self._ended: dict[SaveKey, None] = {}  # in the order in which they ended
         self._retention_due = True
+        self._readers_until: datetime | None = None  # then retention is due again
+        self.has_superseded = False
+        """Whether objects of older attempts lost their manifest: `tidy.sweep` removes them."""
         self._doomed: dict[int, set[str]] = {}  # see `references.remove`
+        self._compared: tuple[tuple[str, str], bool] | None = None  # two manifests: same weights?
         self.health = VolumeHealth(observer, Unhealthy.STORE)
         self.revision = 0
         self.also_kept: Callable[[], set[int]] = set
@@ -118,19 +122,25 @@ class StoreExecutor:
         if term.attempt is not None:
             for cluster, incarnation in sorted(term.clusters.items()):
                 ledger.grant(cluster, SaveOwner(term.attempt, incarnation))
-        steps = commits.committed_steps(self._bucket, _KIND)
-        if self._max_to_keep is None:
-            steps = steps[-_READ_AT_REBUILD:]
         problems = []
-        for step in steps:
-            try:
-                stored = commits.read_manifest(self._bucket, _KIND, step)
-            except StepGoneError:
-                continue
-            except DamagedFileError as error:
-                problems.append(str(error))
-                continue
-            ledger.committed(_KIND, self._info(stored))
+        began = None if term.origin is None else term.origin.step
+        for kind in SaveKind:
+            left = _READ_AT_REBUILD
+            for step in reversed(commits.committed_steps(self._bucket, kind)):
+                if self._max_to_keep is None and left == 0:
+                    break
+                try:
+                    stored = commits.read_manifest(self._bucket, kind, step)
+                except StepGoneError:
+                    continue
+                except DamagedFileError as error:
+                    problems.append(str(error))
+                    continue
+                info = self._info(stored)
+                ledger.committed(kind, info)
+                # Before the attempt's own state dicts may come many that it has not superseded yet.
+                is_later = kind is SaveKind.STATE_DICT and began is not None and step > began
+                left -= info.owner in ledger.owners or not is_later
         unclean = scan.into(ledger)
         self.ledger, self._scan, self._unclean = ledger, scan, unclean
         self.health.clear()
@@ -139,7 +149,7 @@ class StoreExecutor:
         self._prepared.clear()
         self._reading.clear()
         self._ended.clear()
-        self._retention_due = True
+        self._retention_due, self._readers_until = True, None
         self.revision += 1
 
     def scan(self) -> None:
@@ -152,10 +162,29 @@ class StoreExecutor:
         self._scan.look(self.ledger, key, participant)
 
     def register(self, registration: SaveRegistration) -> Save:
-        """See `Ledger.register`."""
+        """See `Ledger.register`. Raises `StorageError`."""
         save = self.ledger.register(registration)
+        is_open = save.open and save.key.kind is SaveKind.STATE_DICT
+        if is_open and (digest := self._committed_before(save.key)) is not None:
+            self._end_committed(save.key, digest)  # its participants need not write it then
         self.revision += 1
         return save
+
+    def weights_of(self, step: int) -> CommittedInfo | None:
+        """The state dict with the weights of the checkpoint of ``step``; None: there is none.
+
+        Raises:
+            StorageError: a manifest cannot be read.
+        """
+        info = self.ledger.info(SaveKind.STATE_DICT, step)
+        checkpoint = self.ledger.info(SaveKind.CHECKPOINT, step)
+        if info is None or checkpoint is None or info.age >= checkpoint.age:
+            return info
+        # One from before the checkpoint's attempt may be of other weights than those.
+        compared = (info.digest, checkpoint.digest)
+        if self._compared is None or self._compared[0] != compared:
+            self._compared = compared, origin.same_weights(self._bucket, step)
+        return info if self._compared[1] else None
 
     # Work.
 
@@ -207,7 +236,10 @@ class StoreExecutor:
         except StoreError as error:
             self.health.io_error("commit", str(error))
             return
-        for doing, work in (("outcome", self._end_saves), ("retention", self._retain)):
+        for doing, work in (
+            ("outcome", self._end_saves),
+            ("retention", partial(self._retain, now)),
+        ):
             try:
                 work()
                 self.health.solved(doing)
@@ -269,24 +301,40 @@ class StoreExecutor:
         if (digest := self._committed_before(key)) is not None:
             self._end_committed(key, digest)
             return
-        save = self.ledger.find(key)
         # The same manifest when it is put again: the first put may have been done.
         if key not in self._prepared:
-            self._prepared[key] = _Prepared(
-                Manifest(
-                    kind=key.kind,
-                    step=key.step,
-                    attempt=key.owner.attempt,
-                    incarnation=key.owner.incarnation,
-                    run_uid=self._run_uid,
-                    created_at=now,
-                    participants=tuple(sorted(commit.registration.participants)),
-                    files=commit.files,
-                ),
-                tuple(save.receipts.values()) if save is not None else (),
-                commit.registration.created_at,
-            )
+            prepared = self._prepare(commit, now)
+            if prepared is None:
+                return
+            self._prepared[key] = prepared
         self._put(key)
+
+    def _prepare(self, commit: CommitSave, now: datetime) -> _Prepared | None:
+        """None: the state dict whose files it reuses is gone, and the save fails."""
+        key, registration = commit.key, commit.registration
+        save = self.ledger.find(key)
+        parts = tuple(save.receipts.values()) if save is not None else ()
+        files = {entry.path: entry for entry in commit.files}
+        objects = {path: key for part in parts for path, key in names.shards(part).items()}
+        if registration.reuse_state_dict:
+            try:
+                base = commits.read_manifest(self._bucket, SaveKind.STATE_DICT, key.step)
+            except (StepGoneError, DamagedFileError) as error:
+                self.ledger.fail(key, AbortReason.CONFLICT, str(error))
+                return None
+            files = {entry.path: entry for entry in base.manifest.files} | files
+            objects = dict(base.keys) | objects
+        manifest = Manifest(
+            kind=key.kind,
+            step=key.step,
+            attempt=key.owner.attempt,
+            incarnation=key.owner.incarnation,
+            run_uid=self._run_uid,
+            created_at=now,
+            participants=tuple(sorted(registration.participants)),
+            files=tuple(sorted(files.values())),
+        )
+        return _Prepared(manifest, objects, parts, registration.created_at)
 
     def _put(self, key: SaveKey) -> None:
         """Put the manifest of a save whose objects were verified, or find that it was put."""
@@ -309,6 +357,8 @@ class StoreExecutor:
         for part in prepared.receipts:
             self._observer.written(part)
         info = self._info(stored)
+        before = self.ledger.info(key.kind, key.step)
+        self.has_superseded |= before is not None and before.owner != key.owner
         self.ledger.committed(key.kind, info)
         seconds = (self._clock() - prepared.registered_at).total_seconds()
         self._observer.committed(key.kind, info, max(seconds, 0.0))
@@ -323,11 +373,17 @@ class StoreExecutor:
     def _committed_before(self, key: SaveKey) -> str | None:
         """Digest of the manifest by which another owner committed the step, if that is whole.
 
-        One that is not is set aside, and the step is saved again.
+        One that is not is set aside, and the step is saved again. None also of an older attempt's
+        state dict, whose place the owner's takes, unless it has the weights that the owner resumed
+        from.
         """
         info = self.ledger.info(key.kind, key.step)
         if info is None or info.owner == key.owner:
             return None
+        if key.kind is SaveKind.STATE_DICT and info.age < key.owner.age:
+            began = self._tenure.term.origin
+            if began is None or began.step != key.step or self.weights_of(key.step) is None:
+                return None
         try:
             stored = commits.read_manifest(self._bucket, key.kind, key.step)
         except StepGoneError:
@@ -387,31 +443,45 @@ class StoreExecutor:
             self._unclean.discard(key)
         ended = {save.key: None for save in self.ledger.saves() if not save.open}
         self._ended = {key: None for key in self._ended if key in ended} | ended
-        for key in list(self._ended)[:-OUTCOMES_KEPT]:
-            tidy.forget_save(self._bucket, key)
-            self.ledger.forget([key])
-            del self._ended[key]
+        for kind in SaveKind:
+            for key in [key for key in self._ended if key.kind is kind][:-OUTCOMES_KEPT]:
+                tidy.forget_save(self._bucket, key)
+                self.ledger.forget([key])
+                del self._ended[key]
 
-    def _retain(self) -> None:
-        if not self._retention_due or self._max_to_keep is None:
+    def _retain(self, now: datetime) -> None:
+        readers_left = self._readers_until is not None and now >= self._readers_until
+        if self._max_to_keep is None or not (self._retention_due or readers_left):
             return
-        protected = {save.key.step for save in self.ledger.saves() if save.open}
+        ledger, began = self.ledger, self._tenure.term.origin
+        protected = {save.key.step for save in ledger.saves() if save.open}
         protected |= self.also_kept()
-        newest = self.ledger.newest(_KIND)
-        if newest is not None:
-            protected.add(newest.step)
-        origin = self._tenure.term.origin
-        # Until the attempt has a checkpoint of its own it may resume from there once more.
-        own = any(info.owner in self.ledger.owners for info in self.ledger.infos(_KIND))
-        if origin is not None and origin.step is not None and not own:
-            protected.add(origin.step)
+        protected |= {found.step for kind in SaveKind if (found := ledger.newest(kind)) is not None}
+        if began is not None and began.step is not None and not self._has_own(began.step):
+            protected.add(began.step)
+        read = tidy.readable(ledger, now, self._reading_time)
         removed = tidy.retain(
-            self._bucket, self._tenure, self.ledger, self._max_to_keep, protected, self._doomed
+            self._bucket,
+            self._tenure,
+            ledger,
+            self._max_to_keep,
+            protected | set(read),
+            self._doomed,
         )
         for step in removed:
-            self.ledger.uncommitted(_KIND, step)
+            for kind in SaveKind:
+                ledger.uncommitted(kind, step)
             _LOG.info("step %d removed: at most %s are kept", step, self._max_to_keep)
-        self._retention_due = False
+        self._retention_due, self._readers_until = False, min(read.values(), default=None)
+
+    def _has_own(self, step: int) -> bool:
+        """Whether the attempt has saves of its own of each kind that ``step`` has: until then it
+        may resume from that step once more, and its explorers have that step's weights."""
+        kinds = [kind for kind in SaveKind if self.ledger.info(kind, step) is not None]
+        return all(
+            any(info.owner in self.ledger.owners for info in self.ledger.infos(kind))
+            for kind in {SaveKind.CHECKPOINT, *kinds}
+        )
 
     def _info(self, stored: Stored) -> CommittedInfo:
         return info_of(Committed(stored.manifest, stored.digest), self._run_uid)

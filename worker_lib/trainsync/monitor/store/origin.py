@@ -1,8 +1,8 @@
 """Chooses what an attempt resumes from: the newest checkpoint of the store that is whole.
 
-One that is not is set aside, so that its step can be saved again, and with it each other one that
-names an object which was found damaged. A checkpoint that a rank could not load is read to its last
-bit first, and with ``checkpoint.verify: digest`` each one is.
+One that is not is set aside, so that its step can be saved again, and with it each other one, and
+each state dict, that names an object which was found damaged. A checkpoint that a rank could not
+load is read to its last bit first, and with ``checkpoint.verify: digest`` each one is.
 """
 
 import json
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from trainsync.api.protocol import DamageReport, SaveKind
+from trainsync.monitor.commit.newest import WEIGHTS
 from trainsync.monitor.commit.observer import Observer
 from trainsync.monitor.errors import NoValidCheckpointError
 from trainsync.monitor.ledger.ledger import Ledger
@@ -48,12 +49,14 @@ class Looked:
 
     ``whole`` is the newest that is whole; ``damaged`` are those before it, and older ones that have
     damaged objects in common with them, with what is wrong; ``problems`` are all sentences.
-    ``doubted`` are keys of reports of damage.
+    ``state_dicts`` are those that have damaged objects in common with them. ``doubted`` are keys of
+    reports of damage.
     """
 
     whole: Stored | None = None
     damaged: list[tuple[Stored, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    state_dicts: list[tuple[Stored, str]] = field(default_factory=list)
     doubted: set[str] = field(default_factory=set)
     pointer: int | None = None
 
@@ -90,6 +93,22 @@ def look(bucket: Bucket, *, with_digest: bool) -> Looked:
             found.whole = stored
     if found.whole is None:
         found.pointer = commits.read_pointer(bucket, _KIND)
+    if bad:
+        found.state_dicts = _with_damage(bucket, bad)
+    return found
+
+
+def _with_damage(bucket: Bucket, bad: dict[str, Finding]) -> list[tuple[Stored, str]]:
+    """State dicts that name one of these objects, with what is wrong."""
+    found = []
+    for step in commits.committed_steps(bucket, SaveKind.STATE_DICT):
+        try:
+            stored = commits.read_manifest(bucket, SaveKind.STATE_DICT, step)
+        except (StepGoneError, DamagedFileError):
+            continue
+        judged = inspecting.with_damage(_unjudged(stored), bad)
+        if not judged.save.valid:
+            found.append((stored, str(judged.save.findings[0])))
     return found
 
 
@@ -109,8 +128,11 @@ def settle(bucket: Bucket, ledger: Ledger, observer: Observer, found: Looked) ->
                 "left" + "".join(f"; {problem}" for problem in found.problems)
             )
         return Origin()
-    for bad, why in found.damaged:
+    # State dicts first, as they are found by the checkpoints that share their damage.
+    for bad, why in (*found.state_dicts, *found.damaged):
         _set_aside(bucket, ledger, observer, bad, why)
+    if found.state_dicts:
+        _point_state_dicts(bucket)
     step = found.whole.manifest.step
     settled = {names.doubt(step), *(names.doubt(s.manifest.step) for s, _ in found.damaged)}
     bucket.delete(sorted(found.doubted & settled))
@@ -118,20 +140,33 @@ def settle(bucket: Bucket, ledger: Ledger, observer: Observer, found: Looked) ->
     return Origin(step=step, digest=found.whole.digest)
 
 
+def same_weights(bucket: Bucket, step: int) -> bool:
+    """Whether the checkpoint of ``step`` has every weight file of its state dict, byte for byte.
+
+    Raises:
+        StepGoneError, DamagedFileError: one of the two cannot be read.
+    """
+    state_dict = commits.read_manifest(bucket, SaveKind.STATE_DICT, step).manifest
+    checkpoint = commits.read_manifest(bucket, SaveKind.CHECKPOINT, step).manifest
+    weights = {entry for entry in state_dict.files if entry.path.endswith(WEIGHTS)}
+    return bool(weights) and weights.issubset(checkpoint.files)
+
+
 def _set_aside(
     bucket: Bucket, ledger: Ledger, observer: Observer, stored: Stored, why: str
 ) -> None:
-    step = stored.manifest.step
-    _LOG.error("checkpoint %d is set aside: %s", step, why)
-    if mending.set_aside(bucket, stored):
+    kind, step = stored.manifest.kind, stored.manifest.step
+    _LOG.error("%s %d is set aside: %s", kind, step, why)
+    if mending.set_aside(bucket, stored) and kind is _KIND:
         observer.set_aside(step)
-    ledger.uncommitted(_KIND, step)
-    observer.damaged(_KIND, why)
+    ledger.uncommitted(kind, step)
+    observer.damaged(kind, why)
 
 
 def _unjudged(stored: Stored) -> StoredSave:
-    committed = Committed(stored.manifest, stored.digest)
-    return StoredSave(InspectedSave(stored.manifest.step, _KIND, committed, ()), stored)
+    manifest = stored.manifest
+    committed = Committed(manifest, stored.digest)
+    return StoredSave(InspectedSave(manifest.step, manifest.kind, committed, ()), stored)
 
 
 def _judge(bucket: Bucket, stored: Stored, *, read: bool) -> StoredSave:
@@ -149,12 +184,22 @@ def _judge(bucket: Bucket, stored: Stored, *, read: bool) -> StoredSave:
     return found
 
 
-def _point(bucket: Bucket, step: int) -> None:
-    there = bucket.find(keys.pointer(_KIND))
+def _point_state_dicts(bucket: Bucket) -> None:
+    """Name the newest state dict that is left; with none left the pointer goes."""
+    kind = SaveKind.STATE_DICT
+    steps = commits.committed_steps(bucket, kind)
+    if steps:
+        _point(bucket, steps[-1], kind)
+    else:
+        bucket.delete([keys.pointer(kind)])
+
+
+def _point(bucket: Bucket, step: int, kind: SaveKind = _KIND) -> None:
+    there = bucket.find(keys.pointer(kind))
     try:
-        named = None if there is None else commits.step_in(there, _KIND)
+        named = None if there is None else commits.step_in(there, kind)
     except DamagedFileError as error:
         _LOG.error("%s: it is repaired", error)
         named = None
     if named != step:
-        commits.replace_pointer(bucket, _KIND, step, there)
+        commits.replace_pointer(bucket, kind, step, there)

@@ -51,8 +51,7 @@ class StoreSaveRequests:
         """Register a save; idempotent.
 
         Raises:
-            InvalidRequestError: a participant twice, other participants than before, or a state
-                dict, which is not saved into a store.
+            InvalidRequestError: a participant twice, or other participants than before.
         """
         self._fence(owner)
         registration = registration_of(request, owner, self._run_uid, self._clock())
@@ -115,11 +114,6 @@ def registration_of(
     request: SaveRequest, owner: SaveOwner, run_uid: str, now: datetime
 ) -> SaveRegistration:
     """The registration that a request means; raises `InvalidRequestError`."""
-    if request.kind is not SaveKind.CHECKPOINT or request.reuse_state_dict:
-        raise errors.InvalidRequestError(
-            f"{request.kind} {request.step}: a run whose checkpoints are in a store saves no state "
-            "dicts; expected a checkpoint that has its own weights, or a run on a volume"
-        )
     wanted = tuple(sorted(Participant(p.component, p.rank) for p in request.participants))
     if len(set(wanted)) != len(wanted):
         raise errors.InvalidRequestError(
@@ -133,4 +127,5 @@ def registration_of(
         run_uid=run_uid,
         participants=wanted,
         created_at=now,
+        reuse_state_dict=request.reuse_state_dict,
     )

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
-from trainsync.api.protocol import SaveKind
 from trainsync.monitor.ledger.ledger import DifferentParticipantsError, Ledger
 from trainsync.monitor.ledger.saves import AbortReason, SaveKey, SaveOwner, key_of, reason_of
 from trainsync.storage.errors import DamagedFileError
@@ -68,7 +67,7 @@ class RecordScan:
         found: dict[SaveKey, list[str]] = {}
         for info in self._bucket.below(names.owner(owner.attempt, owner.incarnation)):
             parsed = names.parse_save(info.key)
-            if parsed is not None and parsed[0] is SaveKind.CHECKPOINT:
+            if parsed is not None:
                 kind, step, rest = parsed
                 found.setdefault(SaveKey(owner, step, kind), []).append(rest)
         return found

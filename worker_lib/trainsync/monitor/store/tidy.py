@@ -6,12 +6,14 @@ Objects of an incarnation that is not in force can go at once: it can commit not
 
 import logging
 from collections.abc import Callable
+from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Final
 
 from trainsync.api.protocol import SaveKind
 from trainsync.failpoints import failpoint
 from trainsync.monitor.ledger.ledger import Ledger
-from trainsync.monitor.ledger.saves import SaveKey
+from trainsync.monitor.ledger.saves import CommittedInfo, SaveKey
 from trainsync.monitor.store.scan import records_of
 from trainsync.storage.errors import DamagedFileError
 from trainsync.storage.layout import parse_step
@@ -23,7 +25,6 @@ from trainsync.storage.saves.receipts import SaveOutcome
 from trainsync.storage.saves.retention import choose_removals
 
 _LOG: Final = logging.getLogger(__name__)
-_KIND: Final = SaveKind.CHECKPOINT
 
 
 def end_save(bucket: Bucket, tenure: Tenure, key: SaveKey, outcome: SaveOutcome) -> None:
@@ -71,7 +72,8 @@ def retain(
     protected: set[int],
     doomed: dict[int, set[str]],
 ) -> list[int]:
-    """Remove all but the last ``keep`` checkpoints, in the order of training; those removed.
+    """Remove all but the last ``keep`` saves of each kind, in the order of training; the steps that
+    are removed. A step stays where either kind keeps it.
 
     One whose objects a save may name that has not ended stays until then.
 
@@ -81,8 +83,11 @@ def retain(
     Raises:
         TermLostError: another monitor commits by now; nothing was removed.
     """
-    ordered = sorted(ledger.infos(_KIND), key=lambda info: (info.age, info.step))
-    steps = choose_removals([info.step for info in ordered], [], keep, protected)
+    checkpoints, state_dicts = (
+        [info.step for info in _as_trained(ledger, kind)]
+        for kind in (SaveKind.CHECKPOINT, SaveKind.STATE_DICT)
+    )
+    steps = choose_removals(checkpoints, state_dicts, keep, protected)
     if not steps:
         return []
     # The right to remove; and what was about to be committed last must not be finished again.
@@ -93,6 +98,21 @@ def retain(
         if references.remove(bucket, step, doomed=doomed, may=tenure.check):
             gone.append(step)
     return gone
+
+
+def readable(ledger: Ledger, now: datetime, reading_time: timedelta) -> dict[int, datetime]:
+    """Steps whose state dict a reader may be at, and until when: it was the newest one within
+    ``reading_time``. Readers may not write into the store, so none says so."""
+    found = {}
+    for one, newer in pairwise(_as_trained(ledger, SaveKind.STATE_DICT)):
+        until = newer.time + reading_time
+        if now < until:
+            found[one.step] = until
+    return found
+
+
+def _as_trained(ledger: Ledger, kind: SaveKind) -> list[CommittedInfo]:
+    return sorted(ledger.infos(kind), key=lambda info: (info.age, info.step))
 
 
 def sweep(bucket: Bucket, ledger: Ledger, may: Callable[[], None]) -> list[str]:
@@ -151,13 +171,16 @@ def _left(
         step = parse_step(parts[1]) if len(parts) > 3 else None
         if step is not None and is_over(names.parse_folder(folder := "/".join(parts[:3]))):
             found.setdefault(step, {}).setdefault(folder, []).append(info.key)
-    committed = set(commits.committed_steps(bucket, _KIND))
-    for step in [one for one in found if one in committed]:
-        saved = ledger.info(_KIND, step)
-        owner = None if saved is None else (saved.owner.attempt, saved.owner.incarnation)
-        found[step] = {
-            folder: there
-            for folder, there in found[step].items()
-            if owner is not None and names.parse_folder(folder) != owner
-        }
+    committed = commits.committed_pairs(bucket)
+    for step in {step for step, _ in committed}.intersection(found):
+        infos = [ledger.info(kind, step) for one, kind in committed if one == step]
+        owners = {(info.owner.attempt, info.owner.incarnation) for info in infos if info}
+        if None in infos:
+            del found[step]
+        elif len(owners) == 1:  # of several one may have superseded what another one has put
+            found[step] = {
+                folder: there
+                for folder, there in found[step].items()
+                if names.parse_folder(folder) not in owners
+            }
     return {folder: there for folders in found.values() for folder, there in folders.items()}

@@ -1,5 +1,7 @@
 """Weights of committed steps, for the method ``checkpoint``. Without Ray: agents read them, too."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -10,7 +12,9 @@ from trainsync.checkpoint.errors import (
     LoadTimeoutError,
     lacks_memory,
 )
+from trainsync.checkpoint.load.stored_weights import stored_weights
 from trainsync.checkpoint.load.whole_weights import whole_weights
+from trainsync.storage.objects.manifests import Stored
 from trainsync.storage.saves.manifest import Manifest
 from trainsync.weights.errors import (
     DigestMismatchError,
@@ -23,8 +27,20 @@ def read_weights(
     directory: Path, manifest: Manifest, *, deadline: float
 ) -> dict[str, torch.Tensor]:
     """`whole_weights`, with the errors that `trainsync.weights.transports.volume.fetcher` knows."""
-    try:
+    with _as_weights_errors():
         return whole_weights(directory, manifest, deadline=deadline)
+
+
+def read_stored_weights(url: str, stored: Stored, *, deadline: float) -> dict[str, torch.Tensor]:
+    """`stored_weights`, with the errors that `trainsync.weights.transports.volume.stored` knows."""
+    with _as_weights_errors():
+        return stored_weights(url, stored, deadline=deadline)
+
+
+@contextmanager
+def _as_weights_errors() -> Iterator[None]:
+    try:
+        yield
     except LoadTimeoutError as error:
         raise WeightsUnavailableError(str(error)) from error
     except CorruptCheckpointError as error:

@@ -54,7 +54,12 @@ def read_manifest(bucket: Bucket, kind: SaveKind, step: int) -> Stored:
 
 
 def commit(
-    bucket: Bucket, manifest: Manifest, objects: dict[str, str], *, mend: bool = False
+    bucket: Bucket,
+    manifest: Manifest,
+    objects: dict[str, str],
+    *,
+    mend: bool = False,
+    supersede: bool = False,
 ) -> Stored:
     """Commit a save whose objects are all there, and let the pointer follow.
 
@@ -64,6 +69,8 @@ def commit(
     Args:
         objects: the key of each file's path.
         mend: whether a pointer that cannot be read is replaced; the store is this process's alone.
+        supersede: whether it takes the place of what an older attempt committed at its step, whose
+            objects then are nobody's.
 
     Returns what is committed, whose objects may be another process's.
 
@@ -76,12 +83,35 @@ def commit(
     try:
         bucket.create(keys.manifest(manifest.kind, manifest.step), data)
     except ObjectExistsError:
-        stored = read_manifest(bucket, manifest.kind, manifest.step)
-        check_same(bucket.name, stored.manifest, manifest)
+        if not (supersede and _supersede(bucket, manifest, data)):
+            stored = read_manifest(bucket, manifest.kind, manifest.step)
+            check_same(bucket.name, stored.manifest, manifest)
     failpoint("store.manifest")
     move_pointer(bucket, manifest.kind, manifest.step, mend=mend)
     failpoint("store.pointer")
     return stored
+
+
+def _supersede(bucket: Bucket, manifest: Manifest, data: bytes) -> bool:
+    """Put ``data`` in the place of the manifest of an older attempt; whether there is one.
+
+    Raises:
+        DamagedFileError: what is there cannot be understood.
+        StoreUnavailableError: another monitor has replaced it meanwhile; ask again.
+    """
+    key = keys.manifest(manifest.kind, manifest.step)
+    there = bucket.find(key)
+    if there is None:
+        raise StoreUnavailableError(f"{bucket.name}: {key} was removed as it was replaced")
+    old = manifests.decode(there.data, manifest.kind, manifest.step).manifest
+    if old.age(manifest.run_uid) >= manifest.age(manifest.run_uid):
+        return False
+    failpoint("store.superseding")
+    try:
+        bucket.replace(key, data, there)
+    except ObjectChangedError as error:
+        raise StoreUnavailableError(f"{bucket.name}: another monitor replaces {key}") from error
+    return True
 
 
 def check_same(where: str, there: Manifest, wanted: Manifest) -> None:

@@ -139,7 +139,6 @@ class Place(Protocol):
 
         Raises:
             UnsafePathError: it is no name of a participant.
-            UnsupportedPlaceError: this place takes no saves of that kind.
         """
         ...
 

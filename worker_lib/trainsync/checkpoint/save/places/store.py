@@ -23,7 +23,6 @@ from trainsync.checkpoint.errors import (
     CheckpointError,
     SaveAbandonedError,
     SaveFailedError,
-    UnsupportedPlaceError,
 )
 from trainsync.checkpoint.memory.kept import KeptFile
 from trainsync.checkpoint.save import ending
@@ -363,7 +362,7 @@ class StorePlace:
     """See `Place`.
 
     Args:
-        incremental: states that have not changed are not written again.
+        incremental: states of checkpoints that have not changed are not written again.
     """
 
     def __init__(
@@ -385,13 +384,9 @@ class StorePlace:
         patience: Patience | None = None,
     ) -> StorePart:
         """See `Place`."""
-        if kind is SaveKind.STATE_DICT:
-            raise UnsupportedPlaceError(
-                f"a state dict of step {step} cannot be saved into {self._bucket.name}: a run "
-                "whose checkpoints are in a store saves checkpoints alone; expected a run on a "
-                "volume, or weights that are published by another method than checkpoint"
-            )
-        return StorePart(self._bucket, self._owner, kind, step, participant, patience, self._known)
+        # State dicts are superseded, so no other save names their objects.
+        known = self._known if kind is SaveKind.CHECKPOINT else None
+        return StorePart(self._bucket, self._owner, kind, step, participant, patience, known)
 
     def newest_registered(self, kind: SaveKind) -> int | None:
         """See `Place`."""

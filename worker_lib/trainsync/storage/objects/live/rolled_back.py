@@ -58,7 +58,7 @@ def forget(bucket: Bucket) -> None:
 def put_aside(bucket: Bucket, record: Rollback, may: Callable[[], None]) -> tuple[int, ...]:
     """Move the manifests of the steps after the record's aside; the steps that lie there, in order.
 
-    The pointer goes back first, so that it names something at every moment. It can be done again.
+    Pointers go back first, so that they name something at every moment. It can be done again.
     A manifest that cannot be understood goes aside, too: while it lies there no object is removed.
 
     Args:
@@ -69,32 +69,48 @@ def put_aside(bucket: Bucket, record: Rollback, may: Callable[[], None]) -> tupl
             still in charge.
     """
     assert record.folder is not None, "an accepted rollback has a folder"
-    pointer = bucket.find(keys.pointer(_KIND))
-    may()
-    if not commits.replace_pointer(bucket, _KIND, record.step, pointer):
-        raise StoreUnavailableError(f"{bucket.name}: another writer moves the pointer")
-    for step in reversed(commits.committed_steps(bucket, _KIND)):
-        if step <= record.step:
-            break
-        failpoint("live.rolling_back")
-        may()
-        _put_aside(bucket, step, keys.rolled_back(record.folder, _KIND, step), may)
-    return tuple(
-        sorted(
-            parsed[1]
-            for info in bucket.below(f"{keys.ROLLED_BACK}/{record.folder}")
-            if (parsed := keys.parse_rolled_back(info.key)) is not None
-        )
+    for kind in SaveKind:
+        steps = commits.committed_steps(bucket, kind)
+        _put_pointer_back(bucket, kind, record.step, steps, may)
+        for step in reversed(steps):
+            if step <= record.step:
+                break
+            failpoint("live.rolling_back")
+            may()
+            _put_aside(bucket, kind, step, keys.rolled_back(record.folder, kind, step), may)
+    found = (
+        keys.parse_rolled_back(info.key)
+        for info in bucket.below(f"{keys.ROLLED_BACK}/{record.folder}")
     )
+    return tuple(sorted({parsed[1] for parsed in found if parsed is not None}))
 
 
-def _put_aside(bucket: Bucket, step: int, aside: str, may: Callable[[], None]) -> None:
+def _put_pointer_back(
+    bucket: Bucket, kind: SaveKind, step: int, steps: list[int], may: Callable[[], None]
+) -> None:
+    """Name the newest of ``steps`` up to ``step``. Of state dicts there may be none: then the
+    pointer goes."""
+    left = [one for one in steps if one <= step]
+    target = step if kind is _KIND else max(left, default=None)
+    pointer = bucket.find(keys.pointer(kind))
+    if pointer is None and target is None:
+        return
+    may()
+    if target is None:
+        bucket.delete([keys.pointer(kind)])
+    elif not commits.replace_pointer(bucket, kind, target, pointer):
+        raise StoreUnavailableError(f"{bucket.name}: another writer moves the pointer")
+
+
+def _put_aside(
+    bucket: Bucket, kind: SaveKind, step: int, aside: str, may: Callable[[], None]
+) -> None:
     """Move the manifest of a step.
 
     Unlike `trainsync.storage.objects.mending.set_aside`, never delete ``aside``: two monitors of
     one roll-back have one key for it, and a manifest too many there only keeps objects.
     """
-    key = keys.manifest(_KIND, step)
+    key = keys.manifest(kind, step)
     there = bucket.find(key)
     if there is None:
         return

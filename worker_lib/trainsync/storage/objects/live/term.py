@@ -94,7 +94,7 @@ def read_term(bucket: Bucket) -> Term | None:
         DamagedFileError: it cannot be understood.
     """
     blob = bucket.find(names.TERM)
-    return None if blob is None else _decode(blob)
+    return None if blob is None else decode_term(blob)
 
 
 def check_run(bucket: Bucket, there: Term | None, run_uid: str) -> None:
@@ -155,7 +155,7 @@ class Tenure:
         """
         for _ in range(_TRIES):
             blob = self._bucket.find(names.TERM)
-            there = None if blob is None else _decode(blob)
+            there = None if blob is None else decode_term(blob)
             check(there)
             if there is None or there.run_uid != self._run_uid:
                 version = 1 if there is None else there.version
@@ -213,7 +213,7 @@ class Tenure:
     def check(self) -> None:
         """See that the term is still this monitor's; raises `TermLostError`."""
         blob = self._bucket.find(names.TERM)
-        there = None if blob is None else _decode(blob)
+        there = None if blob is None else decode_term(blob)
         if there is not None and there.run_uid != self._run_uid:
             raise TermLostError(
                 f"another run (uid {there.run_uid}) saves into {self._bucket.name}, and this one "
@@ -232,7 +232,8 @@ class Tenure:
         self._blob, self._term = blob, there
 
     def commit(self, manifest: Manifest, objects: dict[str, str]) -> Stored:
-        """Commit a save whose objects are all there.
+        """Commit a save whose objects are all there. A state dict takes the place of an older
+        attempt's at its step.
 
         Raises:
             TermLostError: another monitor has taken the term; nothing was committed.
@@ -243,7 +244,7 @@ class Tenure:
         names_older = any(not keys.is_of_step(key, manifest.step) for key in objects.values())
         self.change(intent=intent, version=2 if names_older else self.term.version)
         failpoint("live.intent")
-        return commits.commit(self._bucket, manifest, objects, mend=True)
+        return self._commit(manifest, objects)
 
     def set_aside(self) -> None:
         """Before manifests are set aside: none of them is committed again by who takes the term,
@@ -266,10 +267,16 @@ class Tenure:
             )
             return
         try:
-            commits.commit(self._bucket, stored.manifest, dict(stored.keys), mend=True)
+            self._commit(stored.manifest, dict(stored.keys))
         except (PromotionConflictError, DamagedFileError) as error:
             # Of a manifest that was set aside, or is a newer release's: what is there stays.
             _LOG.warning("%s", error)
+
+    def _commit(self, manifest: Manifest, objects: dict[str, str]) -> Stored:
+        # Steps that are trained again have other weights, of which the older ones are a version of
+        # a training that is no more. Of checkpoints none is superseded: attempts resume from them.
+        supersede = manifest.kind is SaveKind.STATE_DICT
+        return commits.commit(self._bucket, manifest, objects, mend=True, supersede=supersede)
 
     def _put(self, term: Term, old: Blob | None) -> bool:
         data = records.encode(_TERM, term)
@@ -287,5 +294,6 @@ class Tenure:
         return True
 
 
-def _decode(blob: Blob) -> Term:
+def decode_term(blob: Blob) -> Term:
+    """The term in an object. Raises `DamagedFileError`: it cannot be understood."""
     return records.decode(_TERM, blob.data, Path(names.TERM))

@@ -1,0 +1,92 @@
+"""Committed versions of a run in a bucket, with their proofs."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from trainsync.agent.admission.reading import FetchedVersion, NoProofError
+from trainsync.agent.version import Version
+from trainsync.checkpoint.load.stored import DifferentBytesError, StoredFiles
+from trainsync.storage.errors import DamagedFileError
+from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingError
+from trainsync.storage.objects.manifests import Stored
+from trainsync.weights.errors import DigestMismatchError
+from trainsync.weights.proof.record import PROOF_NAME, Proof, decode_proof
+from trainsync.weights.transports.volume.stored import ReadsStoredWeights, StoredStateDicts
+
+
+class BucketVersions:
+    """Reads the committed versions of a run's bucket. See `ReadsVersions`. One thread.
+
+    Args:
+        bucket: with the right to read alone.
+        url: of the same bucket, for ``read``.
+        read: puts weights together.
+        required: whether a version without a proof is refused.
+    """
+
+    def __init__(
+        self, bucket: Bucket, url: str, read: ReadsStoredWeights, *, required: bool
+    ) -> None:
+        self._read = read
+        self._required = required
+        self._weights = StoredStateDicts(bucket, url, self._read_all)
+        self._proofs = StoredStateDicts(bucket, url, self._read_proof)
+        self._proof: Proof | None = None
+
+    def fetch(self, version: Version, timeout: float) -> FetchedVersion:
+        """See `ReadsVersions`."""
+        weights = self._weights.fetch(version.published, timeout)
+        return FetchedVersion(weights.state_dict, self._proof)
+
+    def proof(self, version: Version, timeout: float) -> Proof | None:
+        """See `ReadsVersions`."""
+        self._proofs.fetch(version.published, timeout)
+        return self._proof
+
+    def close(self) -> None:
+        """See `ReadsVersions`."""
+        self._weights.close()
+        self._proofs.close()
+
+    def _read_all(self, url: str, stored: Stored, *, deadline: float) -> Mapping[str, torch.Tensor]:
+        self._read_proof(url, stored, deadline=deadline)
+        return self._read(url, stored, deadline=deadline)
+
+    def _read_proof(
+        self, url: str, stored: Stored, *, deadline: float
+    ) -> Mapping[str, torch.Tensor]:
+        del deadline  # of one small object, whose request has its own
+        self._proof = _proof_of(url, stored)
+        if self._proof is None and self._required:
+            raise NoProofError(f"version {stored.manifest.step} was saved without a proof")
+        return {}
+
+
+def _proof_of(url: str, stored: Stored) -> Proof | None:
+    """The proof of a committed step; None: it was saved without.
+
+    Raises:
+        DamagedFileError: it cannot be understood, or there are several.
+        DigestMismatchError: it is gone, differs from the manifest, or is of another step.
+        StoreError: the bucket cannot be read.
+    """
+    step = stored.manifest.step
+    found = [file for file in stored.manifest.files if Path(file.path).name == PROOF_NAME]
+    if not found:
+        return None
+    path = Path(found[0].path)
+    if len(found) > 1:
+        raise DamagedFileError(path, f"is one of {len(found)} proofs, expected one")
+    try:
+        data = StoredFiles(url, stored.keys).read(found[0])
+    except (ObjectMissingError, ObjectChangedError, DifferentBytesError) as error:
+        raise DigestMismatchError(str(error)) from error
+    proof = decode_proof(data, path)
+    if proof.weight_version != step:
+        raise DigestMismatchError(
+            f"the proof of version {step} is of version {proof.weight_version}"
+        )
+    return proof

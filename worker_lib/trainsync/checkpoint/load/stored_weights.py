@@ -1,0 +1,70 @@
+"""The whole weights of a committed step in a store, for a process that serves.
+
+As `whole_weights` on a volume, without a file of this machine: ranges of the shards go into the
+tensors, each block compared with its digest on the way. To read is the only right that it needs.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from trainsync.checkpoint.errors import StateMismatchError
+from trainsync.checkpoint.load.reshard.read import ComponentRead
+from trainsync.checkpoint.load.resume import Resume
+from trainsync.checkpoint.load.stored import StoredFiles
+from trainsync.checkpoint.load.stored_shards import StoredShards
+from trainsync.checkpoint.load.whole_weights import in_time, model_of, want_all
+from trainsync.checkpoint.megatron_shards import is_megatron
+from trainsync.storage.layout import step_name
+from trainsync.storage.objects.manifests import Stored
+from trainsync.storage.saves.receipts import FileEntry
+
+
+@dataclass(frozen=True)
+class _FilesInTime(StoredFiles):
+    """Raises `LoadTimeoutError` where more is asked for after the deadline."""
+
+    what: str
+    deadline: float
+
+    def blocks(self, entry: FileEntry) -> Iterator[bytes]:
+        for block in super().blocks(entry):
+            in_time(self.what, self.deadline)
+            yield block
+
+    def range(self, entry: FileEntry, start: int, end: int) -> memoryview:
+        in_time(self.what, self.deadline)
+        return super().range(entry, start, end)
+
+
+def stored_weights(url: str, stored: Stored, *, deadline: float) -> dict[str, torch.Tensor]:
+    """Full CPU tensors that own their memory, under the names that the trainer's state has.
+
+    Args:
+        url: of the run's store, which is opened by this process's environment.
+        deadline: by `time.monotonic`; looked at before each request, which has a deadline of its
+            own.
+
+    Raises:
+        CorruptCheckpointError: an object is gone or differs from the manifest.
+        StateMismatchError: the step holds no weights of one model, or Megatron's.
+        LoadTimeoutError: the deadline has passed.
+        StoreError: the store cannot be read.
+    """
+    manifest = stored.manifest
+    what = f"{manifest.kind.value} {manifest.step}"
+    files = _FilesInTime(url, stored.keys, what, deadline)
+    resume = Resume(manifest.step, Path(step_name(manifest.step)), manifest, store=files)
+    shards = StoredShards(resume, files)
+    reading = ComponentRead(shards, model_of(manifest), 0, 1)
+    if is_megatron(reading.state):
+        raise StateMismatchError(
+            f"{what} has weights of Megatron, which are not read from a store yet; expected those "
+            "of fsdp_save_state_dict, or a run on a volume"
+        )
+    names = want_all(reading)
+    shards.find(reading.paths)
+    found = reading.read()
+    return {name: found[name,] for name in names}

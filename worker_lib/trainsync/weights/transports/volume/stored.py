@@ -1,0 +1,107 @@
+"""The method ``checkpoint`` on the explorer's side: committed state dicts in the run's store.
+
+Nothing is leased there, since to read is the only right that an explorer has. The monitor leaves a
+state dict where it is for as long as `fetch` may take; one that is gone nevertheless is replaced.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from trainsync.api.protocol import SaveKind
+from trainsync.storage.errors import DamagedFileError, StepGoneError
+from trainsync.storage.objects import commits
+from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.errors import StoreError
+from trainsync.storage.objects.manifests import Stored
+from trainsync.weights.buckets.layout import TensorMeta
+from trainsync.weights.errors import (
+    DigestMismatchError,
+    WeightsReplacedError,
+    WeightsUnavailableError,
+)
+from trainsync.weights.synchronizer.counts import TransferKind
+from trainsync.weights.transports.base import Weights, WeightSource, check_fit, meta_of
+from trainsync.weights.versions import CheckpointLocation, Published
+
+_KIND = SaveKind.STATE_DICT
+
+
+class ReadsStoredWeights(Protocol):
+    """Puts the weights of a step in a store together; given in, as `ReadsWeights` is."""
+
+    def __call__(self, url: str, stored: Stored, *, deadline: float) -> Mapping[str, torch.Tensor]:
+        """Full CPU tensors that own their memory, every byte verified.
+
+        Raises:
+            As `ReadsWeights`, and StoreError: the store failed.
+        """
+        ...
+
+
+class StoredStateDicts(WeightSource):
+    """Reads what was announced, whole, before any of it is loaded.
+
+    Args:
+        bucket: of the run; with the right to read alone.
+        url: of the same store, for ``read``.
+        expected: what the model takes; other weights are refused. None: anything.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        url: str,
+        read: ReadsStoredWeights,
+        *,
+        expected: Sequence[TensorMeta] | None = None,
+    ) -> None:
+        self._bucket = bucket
+        self._url = url
+        self._read = read
+        self._expected = expected
+
+    def fetch(self, published: Published, timeout: float) -> Weights:
+        """See `WeightSource`."""
+        started = time.monotonic()
+        meta, location = published.meta, published.location
+        what = f"version {meta.version}"
+        if location is None:
+            raise WeightsUnavailableError(f"{what} was published by {meta.method}, not committed")
+        try:
+            stored = self._manifest(location, what)
+            try:
+                tensors = self._read(self._url, stored, deadline=started + timeout)
+            except DigestMismatchError:
+                self._manifest(location, what)  # its objects are gone with it
+                raise
+        except DamagedFileError as error:
+            raise DigestMismatchError(f"{what} is refused: {error}") from error
+        except StoreError as error:
+            raise WeightsUnavailableError(f"{what} could not be read: {error}") from error
+        offered = [meta_of(name, tensor) for name, tensor in tensors.items()]
+        check_fit(meta.version, self._expected, offered)
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        return Weights(
+            meta.version,
+            meta.digest,
+            dict(tensors),
+            size,
+            time.monotonic() - started,
+            {TransferKind.VOLUME: size},
+        )
+
+    def _manifest(self, location: CheckpointLocation, what: str) -> Stored:
+        """The manifest that was announced. Raises `WeightsReplacedError`: it is another by now."""
+        try:
+            stored = commits.read_manifest(self._bucket, _KIND, location.step)
+        except StepGoneError as error:
+            raise WeightsReplacedError(f"{what} is gone: {error}") from error
+        if stored.digest != location.manifest_digest:
+            raise WeightsReplacedError(
+                f"{what}: {self._bucket.name} holds {stored.digest} by now, expected "
+                f"{location.manifest_digest} of attempt {location.attempt}"
+            )
+        return stored
