@@ -63,13 +63,14 @@ def ray_address() -> Iterator[str]:
 def ray_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
     """A small Ray of the module, whose workers get the module's functions by value.
 
-    Modules that kill many workers set ``FORKED_WORKERS``: see `tests.distributed.forked_workers`.
+    The workers are forked, see `tests.distributed.forked_workers`.
     """
     import ray
 
-    runtime_env: dict[str, Any] = {"env_vars": {"OMP_NUM_THREADS": "1"}}
-    if getattr(request.module, "FORKED_WORKERS", False):
-        runtime_env["py_executable"] = forking_python()
+    runtime_env: dict[str, Any] = {
+        "env_vars": {"OMP_NUM_THREADS": "1"},
+        "py_executable": forking_python(),
+    }
     ray.cloudpickle.register_pickle_by_value(request.module)
     ray.init(
         address="local",

@@ -27,7 +27,6 @@ pytestmark = [
     pytest.mark.usefixtures("ray_cluster"),
 ]
 
-FORKED_WORKERS = True
 WAIT = 180  # longer than a trainer takes to start beside many others: explorers wait for it
 ORDER = BatchOrder(length=61, batch_size=2, seed=5)
 PER_STEP = 2
