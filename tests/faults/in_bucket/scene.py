@@ -1,0 +1,198 @@
+"""The conductor of a trial in a bucket: starts the processes, and checks at the end."""
+
+import random
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+from tests.faults.in_bucket import promises
+from tests.faults.in_bucket.processes import InBucket, hosting, joined, next_attempt
+from tests.faults.in_bucket.promises import BucketWatch, Reading
+from tests.faults.in_bucket.proxying import Between, proxying
+from tests.faults.in_bucket.server import the_server
+from tests.faults.obeying import Faulty
+from tests.faults.plan import STRIDE, Plan, Shape, Step, draw
+from tests.faults.processes import BrokenError, Child
+from tests.faults.trial import Trial
+
+CLIENTS: Final = ("host", "ranks", "next")
+ORPHANS_SECONDS: Final = 15.0
+"""Within them the sweeps of an attempt have removed what attempts before it left."""
+
+_PREFIXES: Final = ("runs/a", "a b/c+d", "größe/50%25", "it's&~(x)", "=;,@:$!", "x")
+_TURN: Final = 0.02
+
+
+def draw_plan(seed: int, **given: Any) -> Plan:
+    """A plan of checkpoints alone: nothing else is saved into a bucket."""
+    plan = draw(seed, shape=Shape.CHECKPOINT, **given)
+    history = tuple(replace(step, shape=Shape.CHECKPOINT) for step in plan.history)
+    return replace(plan, history=history)
+
+
+@contextmanager
+def scene(trial: Trial, plan: Plan, between: Between) -> Iterator["Scene"]:
+    """A scene in a bucket of its own, which goes with it; a broken trial keeps a copy."""
+    name = f"bucket-{secrets.token_hex(8)}"
+    files = the_server().bucket(name)
+    try:
+        yield Scene(trial, plan, between, name)
+    except BaseException:
+        shutil.copytree(files, trial.directory / "bucket")
+        raise
+    finally:
+        trial.end()
+        shutil.rmtree(files, ignore_errors=True)  # a request may be on its way
+
+
+class Scene:
+    """A run in the bucket ``name``, and the proxy before it."""
+
+    def __init__(self, trial: Trial, plan: Plan, between: Between, name: str) -> None:
+        self.trial = trial
+        self.plan = plan
+        prefix = random.Random(f"prefix {trial.seed}").choice(_PREFIXES)
+        self._url = f"s3://{name}/{prefix}"
+        self.files = the_server().root / name
+        self.reading = Reading(self.files / prefix)
+        trial.watch = BucketWatch(self.reading)
+        self._proxy = trial.child("proxy", proxying, the_server().port, CLIENTS, between)
+        self._ports: dict[str, int] = self._proxy.expect("ports")
+        self.owner = trial.attempt(plan).owner
+
+    # -- processes --------------------------------------------------------------------------
+
+    def start_host(self, ranks: Sequence[int], faulty: Faulty | None = None) -> Child:
+        """The monitor and some ranks; says ``claimed``."""
+        return self._client("host", hosting, self.plan, ranks, faulty)
+
+    def start_ranks(self, ranks: Sequence[int]) -> Child:
+        """The other ranks; the monitor has claimed."""
+        return self._client("ranks", joined, self.plan, ranks)
+
+    def start(self) -> tuple[Child, Child | None]:
+        """The whole job, in one process or two as the plan has it, with its history committed."""
+        here, there = self.split()
+        host = self.start_host(here)
+        host.expect("claimed")
+        ranks = self.start_ranks(there) if there else None
+        host.expect("history")
+        if ranks is not None:
+            ranks.expect("history")
+        return host, ranks
+
+    def split(self) -> tuple[list[int], list[int]]:
+        """The ranks of the monitor's process, and those of the other one."""
+        everyone = list(range(self.plan.ranks))
+        if not self.plan.split:
+            return everyone, []
+        there = sorted(self.trial.dice.sample(everyone, self.trial.dice.randint(1, len(everyone))))
+        return [rank for rank in everyone if rank not in there], there
+
+    def _client(self, name: str, function: Callable[..., None], *arguments: Any) -> Child:
+        where = InBucket(self._url, self.trial.owners[-1], self._endpoint(name))
+        child = self.trial.child(name, function, where, *arguments)
+        self._proxy.tell(f"pid {name} {child.pid}")
+        return child
+
+    def _endpoint(self, name: str) -> str:
+        return f"http://127.0.0.1:{self._ports[name]}"
+
+    # -- the proxy --------------------------------------------------------------------------
+
+    def arm(self) -> None:
+        """The fault strikes from now on."""
+        self._proxy.tell("arm")
+
+    def heal(self) -> None:
+        """The fault strikes no more."""
+        self._proxy.tell("heal")
+
+    def release(self) -> None:
+        """What is held goes on to the server."""
+        self._proxy.tell("release")
+
+    def struck(self) -> int:
+        """How often the fault has struck."""
+        self._proxy.tell("state")
+        return int(self._proxy.expect("state"))
+
+    def wait_struck(self, child: Child) -> bool:
+        """Wait until the fault has struck, or the child has something to say: then False."""
+        while not self.struck():
+            if child.speaks(_TURN):
+                return False
+        return True
+
+    def quiet(self) -> int:
+        """Wait until no request is on its way; how often the fault has struck."""
+        self._proxy.tell("quiet")
+        return int(self._proxy.expect("quiet"))
+
+    # -- checks -----------------------------------------------------------------------------
+
+    def check(self) -> list[int]:
+        """Check all promises of what is committed; returns the committed steps."""
+        self.trial.watch.look()
+        trial = self.trial
+        found = promises.check_commits(self.reading, self.plan, trial.owners, trial.steps)
+        self.trial.watch.look()
+        return found
+
+    def resumable(self) -> int | None:
+        """With all processes dead: the step that the next attempt must resume at."""
+        found = set(self.check())
+        owner = self.trial.owners[-1]
+        for step in (*self.plan.history, self.plan.fault, self.plan.after):
+            who = self.plan.participants(step, step.shape.kinds[0])
+            if self.reading.is_complete(owner, who, step.number):
+                found.add(step.number)
+        intent = self.reading.intent()
+        if intent is not None and all(
+            self.reading.bytes_of(key) is not None for key in intent.keys
+        ):
+            found.add(intent.step)
+        return max(found, default=None)
+
+    def check_resumes(self) -> None:
+        """With all processes dead: the next attempt resumes at the last complete checkpoint, bit
+        for bit, commits the next step, and sweeps what was left."""
+        self.heal()
+        if not self.quiet():
+            self.trial.note("the fault did not strike")
+        resumed = self.resumable()
+        step = self.next_step(resumed)
+        child = self.start_next({resumed}, step)
+        child.expect("resumed")
+        child.expect("trained")
+        self.check_swept(step)
+        child.tell("end")
+        if child.wait() != 0:
+            raise BrokenError(f"the next attempt ended with {child.status}")
+        self.check()
+
+    def next_step(self, resumed: int | None) -> Step:
+        """The step that the next attempt, which is begun here, saves."""
+        self.trial.attempt(self.plan)
+        step = Step((resumed or 0) + STRIDE, Shape.CHECKPOINT)
+        self.trial.steps[self.trial.owners[-1].attempt, step.number] = step
+        return step
+
+    def start_next(self, expected: set[int | None], step: Step | None) -> Child:
+        """A process of the attempt that `next_step` began; see `next_attempt`."""
+        return self._client("next", next_attempt, self.plan, expected, step)
+
+    def check_swept(self, newest: Step) -> None:
+        """Check that the pointer names the newest commit, and that orphans go in time."""
+        if self.check()[-1:] != [newest.number] or self.reading.pointer() != newest.number:
+            raise BrokenError(f"the pointer names {self.reading.pointer()}, not {newest.number}")
+        end = time.monotonic() + ORPHANS_SECONDS
+        while left := promises.orphans(self.reading, self.trial.owners[-1]):
+            if time.monotonic() > end:
+                raise BrokenError(f"orphans are left after {ORPHANS_SECONDS:g} s: {left[:20]}")
+            self.trial.watch.look()
+            time.sleep(_TURN)

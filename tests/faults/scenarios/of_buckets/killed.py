@@ -1,0 +1,141 @@
+"""Writers and monitors of a run in a bucket, killed at a request."""
+
+import signal
+from dataclasses import replace
+from typing import Final
+
+from tests.faults.in_bucket.processes import PART_BYTES
+from tests.faults.in_bucket.proxying import Between, Breach
+from tests.faults.in_bucket.scene import Scene, draw_plan, scene
+from tests.faults.processes import BrokenError, Child
+from tests.faults.scenario import Scenario
+from tests.faults.trial import Trial
+from tests.store.servers.fault_proxy import Fault
+
+_WHEN: Final = {
+    "before": Fault.CUT,
+    "amid": Fault.HALF_SENT,
+    "served": Fault.LOST_REPLY,
+}
+_REQUESTS: Final = {
+    "shard": ("PUT", r"/objects/"),
+    "part": ("PUT", r"partNumber="),
+    "complete": ("POST", r"uploadId="),
+    "record": ("PUT", r"/run/saves/"),
+    "term": ("PUT", r"/run/TERM\.json"),
+    "manifest": ("PUT", r"/manifests/"),
+    "pointer": ("PUT", r"/latest_checkpointed"),
+    "put": ("PUT", ""),
+    "get": ("GET", r"^[^?]*(\?|$)(?!.*list-type)"),
+    "list": ("GET", r"list-type"),
+    "delete": ("POST", r"\?delete"),
+}
+LARGE: Final = PART_BYTES // 4 + 100_000
+"""Elements of a state that goes in two parts."""
+
+
+def _breach(trial: Trial, client: str, most: int) -> Breach:
+    when, _, what = trial.point.partition("/")
+    method, pattern = _REQUESTS[what]
+    after = trial.dice.randrange(most)
+    return Breach(client, _WHEN[when], method, pattern, kills=True, more={"after": after})
+
+
+def _writer_killed(trial: Trial) -> None:
+    large = trial.point.endswith(("/part", "/complete"))
+    plan = draw_plan(trial.seed, split=True, largest=LARGE if large else None)
+    if large:  # every state is large, so that the point is reached
+        plan = replace(plan, ranks=min(plan.ranks, 2), components=plan.components[:1], least=LARGE)
+    most = len(plan.components)
+    breach = _breach(trial, "ranks", most)
+    with scene(trial, plan, Between([breach])) as made:
+        host, ranks = made.start()
+        assert ranks is not None
+        made.arm()
+        for child in (host, ranks):
+            child.tell("fault")
+        ended, status = ranks.listen()
+        if (ended, status) != ("ended", -signal.SIGKILL):
+            if made.quiet():
+                raise BrokenError(f"the writer was not killed: it says {ended!r}, {status}")
+            ranks.kill()
+        host.expect("saved")
+        _end(trial, host)
+        made.check_resumes()
+
+
+def _end(trial: Trial, host: Child) -> None:
+    if trial.dice.random() < 0.5:
+        host.kill()
+        return
+    host.tell("end")
+    if host.wait() != 0:
+        raise BrokenError(f"the monitor's process ended with {host.status}")
+
+
+def _monitor_killed(trial: Trial) -> None:
+    what = trial.point.partition("/")[2]
+    plan = draw_plan(trial.seed, split=trial.dice.random() < 0.5)
+    if what == "delete":
+        plan = plan.keeping(1)
+    saves = len(plan.history) + 1
+    most = {"put": 12 * saves, "get": 12 * saves, "list": 8 * saves, "term": 3 * saves}
+    breach = _breach(trial, "host", most.get(what, saves))
+    with scene(trial, plan, Between([breach])) as made:
+        _until_killed(made)
+        made.check_resumes()
+
+
+def _until_killed(made: Scene) -> None:
+    """The job from its claim on, until the monitor's process is killed; if it is not by the end of
+    the fault's step it is killed then."""
+    here, there = made.split()
+    made.arm()
+    host = made.start_host(here)
+    ranks = None
+    for word in ("claimed", "history", "saved"):
+        said, value = host.listen()
+        if said == "ended":
+            if value != -signal.SIGKILL:
+                raise BrokenError(f"the monitor's process ended with {value}")
+            break
+        if said != word:
+            raise BrokenError(f"the monitor's process said {said!r}: {value}")
+        if word == "claimed" and there:
+            ranks = made.start_ranks(there)
+        if word == "history":
+            host.tell("fault")
+            if ranks is not None:
+                ranks.tell("fault")
+    host.kill()
+    if ranks is not None:
+        ranks.kill()
+
+
+SCENARIOS = (
+    Scenario(
+        name="bucket_writer_killed",
+        broken="kill -9 of a writer at a request of a save into a bucket",
+        holds="the save commits if every receipt was put, else nothing of it; orphans go",
+        points=(
+            "before/shard", "amid/shard", "served/shard",
+            "before/record", "amid/record", "served/record",
+            "before/part", "served/part", "before/complete", "served/complete",
+            "before/get", "served/get",
+        ),
+        trial=_writer_killed,
+    ),
+    Scenario(
+        name="bucket_monitor_killed",
+        broken="kill -9 of the monitor at a request from its claim on",
+        holds="the next attempt finishes what was complete; orphans go",
+        points=(
+            "before/put", "amid/put", "served/put",
+            "before/term", "served/term", "before/manifest", "served/manifest",
+            "before/pointer", "served/pointer", "before/record", "served/record",
+            "before/get", "served/get", "before/list", "served/list",
+            "before/delete", "served/delete",
+        ),
+        trial=_monitor_killed,
+    ),
+)  # fmt: skip
