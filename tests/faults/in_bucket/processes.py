@@ -12,7 +12,11 @@ from trainsync.checkpoint.load.resume import open_stored_resume
 from trainsync.monitor.client import store as store_client
 from trainsync.monitor.client.store import StoreMonitorClient, StoreRankClient
 from trainsync.monitor.commit.core import CoreSettings
-from trainsync.monitor.errors import MonitorUnavailableError, StorageUnavailableError
+from trainsync.monitor.errors import (
+    MonitorUnavailableError,
+    NoValidCheckpointError,
+    StorageUnavailableError,
+)
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.store import core
 from trainsync.storage.objects import of_run
@@ -21,8 +25,8 @@ from trainsync.storage.objects.of_run import open_run_store
 from trainsync.storage.saves.claims import LOCAL_UID
 
 from tests.faults.obeying import Faulty, obey
-from tests.faults.plan import Plan, Step
-from tests.faults.processes import SECONDS, BrokenError, Line
+from tests.faults.plan import Plan, Shape, Step
+from tests.faults.processes import SECONDS, Line
 from tests.faults.training import CLOCK, CLUSTER, DEADLINE_SECONDS, Trainer, check_shards
 from tests.store.servers.server import ACCESS, REGION, SECRET
 
@@ -36,11 +40,11 @@ PART_BYTES: Final = 5 << 20
 _POLL_SECONDS: Final = 0.1
 _LIMITS: Final = partial(
     Limits,
-    connect_seconds=2.0,
-    call_seconds=5.0,
-    transfer_seconds=10.0,
+    connect_seconds=20.0,
+    call_seconds=20.0,
+    transfer_seconds=60.0,
     retries=3,
-    retry_seconds=5.0,
+    retry_seconds=30.0,
     part_bytes=PART_BYTES,
 )
 
@@ -60,7 +64,7 @@ class InBucket:
 
 
 def enter(where: InBucket) -> None:
-    """Be a process of the run, whose calls are given up sooner than they are in life."""
+    """Be a process of the run, whose waits are shorter than they are in life."""
     for name in [name for name in os.environ if name.startswith(("AWS_", "TRAINSYNC_STORE_"))]:
         del os.environ[name]
     os.environ[env.STORE_ENDPOINT] = where.endpoint
@@ -130,24 +134,23 @@ def joined(line: Line, where: InBucket, plan: Plan, ranks: Sequence[int]) -> Non
     obey(line, Trainer(where, plan, join(where), ranks), Faulty())
 
 
-def next_attempt(
-    line: Line, where: InBucket, plan: Plan, expected: set[int | None], step: Step | None
-) -> None:
-    """Claim, resume at one of ``expected``, load all its components, and say ``resumed``; commit
-    the step after it, say ``trained``, and sweep until ``end``."""
+def next_attempt(line: Line, where: InBucket, plan: Plan) -> None:
+    """Claim, resume, load all components, and say ``resumed`` with the step; or ``refused``.
+
+    Then commit the step that it hears, say ``trained``, and sweep until ``end``.
+    """
     enter(where)
     client = host(where, plan)
-    point = client.resume()
-    found = None if point is None else point.step
-    if found not in expected:
-        raise BrokenError(
-            f"attempt {where.owner.attempt} resumes at {found}, expected one of {expected}"
-        )
+    try:
+        point = client.resume()
+    except NoValidCheckpointError as error:
+        line.say("refused", str(error))
+        return
     if point is not None:
         check_shards(plan, open_stored_resume(where.url, point))
-    line.say("resumed", found)
-    if step is not None:
-        Trainer(where, plan, client, range(plan.ranks)).train([step])
+    line.say("resumed", None if point is None else point.step)
+    number = int(line.hear())
+    Trainer(where, plan, client, range(plan.ranks)).train([Step(number, Shape.CHECKPOINT)])
     line.say("trained")
-    line.hear()
+    line.hear(120)
     client.close()

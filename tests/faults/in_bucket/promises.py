@@ -125,9 +125,13 @@ class BucketWatch(Watch):
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
         self.newest: dict[SaveKind, int] = {}
+        self.is_off = False
+        """Whether somebody else has changed the bucket."""
 
     def look(self) -> None:
         """Check the pointer once; cheap enough for every few milliseconds."""
+        if self.is_off:
+            return
         before = self.newest.get(_KIND)
         step = self._reading.pointer()
         if step is None:
@@ -157,7 +161,7 @@ def check_commits(
     found = []
     for manifest in reading.manifests():
         try:
-            _check_commit(reading, plan, known, steps, manifest)
+            check_commit(reading, plan, known, steps, manifest)
         except BrokenError:
             if reading.has_manifest(manifest.step):
                 raise
@@ -166,13 +170,14 @@ def check_commits(
     return found
 
 
-def _check_commit(
+def check_commit(
     reading: Reading,
     plan: Plan,
     owners: set[SaveOwner],
     steps: dict[tuple[int, int], Step],
     manifest: Manifest,
 ) -> None:
+    """Check one committed save; see `check_commits`."""
     step, attempt = manifest.step, manifest.owner.attempt
     if manifest.owner not in owners:
         raise BrokenError(f"step {step} was committed by a stranger, {manifest.owner}")

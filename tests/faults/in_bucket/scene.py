@@ -143,6 +143,16 @@ class Scene:
         self.trial.watch.look()
         return found
 
+    def is_whole(self, manifest: promises.Manifest) -> bool:
+        """Whether all its objects are there, and hold what was saved."""
+        try:
+            promises.check_commit(
+                self.reading, self.plan, set(self.trial.owners), self.trial.steps, manifest
+            )
+        except BrokenError:
+            return False
+        return True
+
     def resumable(self) -> int | None:
         """With all processes dead: the step that the next attempt must resume at."""
         found = set(self.check())
@@ -158,38 +168,52 @@ class Scene:
             found.add(intent.step)
         return max(found, default=None)
 
-    def check_resumes(self) -> None:
+    def check_resumes(self, *, healed: bool = True) -> None:
         """With all processes dead: the next attempt resumes at the last complete checkpoint, bit
-        for bit, commits the next step, and sweeps what was left."""
-        self.heal()
+        for bit, commits the next step, and sweeps what was left.
+
+        Args:
+            healed: whether the fault ends before.
+        """
+        if healed:
+            self.heal()
         if not self.quiet():
             self.trial.note("the fault did not strike")
-        resumed = self.resumable()
-        step = self.next_step(resumed)
-        child = self.start_next({resumed}, step)
-        child.expect("resumed")
-        child.expect("trained")
+        expected = self.resumable()
+        child = self.start_next()
+        resumed = child.expect("resumed")
+        if resumed != expected:
+            raise BrokenError(f"the next attempt resumes at {resumed}, expected {expected}")
+        step = self.train(child, (resumed or 0) + STRIDE)
         self.check_swept(step)
-        child.tell("end")
-        if child.wait() != 0:
-            raise BrokenError(f"the next attempt ended with {child.status}")
-        self.check()
+        self.end(child)
 
-    def next_step(self, resumed: int | None) -> Step:
-        """The step that the next attempt, which is begun here, saves."""
+    def start_next(self) -> Child:
+        """A process of the next attempt; see `next_attempt`."""
         self.trial.attempt(self.plan)
-        step = Step((resumed or 0) + STRIDE, Shape.CHECKPOINT)
-        self.trial.steps[self.trial.owners[-1].attempt, step.number] = step
+        return self._client("next", next_attempt, self.plan)
+
+    def train(self, child: Child, number: int) -> Step:
+        """Let an attempt that has resumed commit a step."""
+        step = Step(number, Shape.CHECKPOINT)
+        self.trial.steps[self.trial.owners[-1].attempt, number] = step
+        child.tell(str(number))
+        child.expect("trained")
         return step
 
-    def start_next(self, expected: set[int | None], step: Step | None) -> Child:
-        """A process of the attempt that `next_step` began; see `next_attempt`."""
-        return self._client("next", next_attempt, self.plan, expected, step)
+    def end(self, child: Child) -> None:
+        """End an attempt that has trained, and check what it leaves."""
+        child.tell("end")
+        if child.wait() != 0:
+            raise BrokenError(f"{child.name} ended with {child.status}")
+        self.check()
 
     def check_swept(self, newest: Step) -> None:
         """Check that the pointer names the newest commit, and that orphans go in time."""
         if self.check()[-1:] != [newest.number] or self.reading.pointer() != newest.number:
-            raise BrokenError(f"the pointer names {self.reading.pointer()}, not {newest.number}")
+            raise BrokenError(
+                f"the pointer names {self.reading.pointer()}, committed last is {newest.number}"
+            )
         end = time.monotonic() + ORPHANS_SECONDS
         while left := promises.orphans(self.reading, self.trial.owners[-1]):
             if time.monotonic() > end:

@@ -7,7 +7,8 @@ from typing import Final
 from tests.faults.in_bucket.processes import PART_BYTES
 from tests.faults.in_bucket.proxying import Between, Breach
 from tests.faults.in_bucket.scene import Scene, draw_plan, scene
-from tests.faults.processes import BrokenError, Child
+from tests.faults.plan import Plan
+from tests.faults.processes import BrokenError
 from tests.faults.scenario import Scenario
 from tests.faults.trial import Trial
 from tests.store.servers.fault_proxy import Fault
@@ -17,7 +18,7 @@ _WHEN: Final = {
     "amid": Fault.HALF_SENT,
     "served": Fault.LOST_REPLY,
 }
-_REQUESTS: Final = {
+REQUESTS: Final = {
     "shard": ("PUT", r"/objects/"),
     "part": ("PUT", r"partNumber="),
     "complete": ("POST", r"uploadId="),
@@ -25,6 +26,8 @@ _REQUESTS: Final = {
     "term": ("PUT", r"/run/TERM\.json"),
     "manifest": ("PUT", r"/manifests/"),
     "pointer": ("PUT", r"/latest_checkpointed"),
+    "receipt": ("PUT", r"/receipts/"),
+    "outcome": ("PUT", r"/OUTCOME\.json"),
     "put": ("PUT", ""),
     "get": ("GET", r"^[^?]*(\?|$)(?!.*list-type)"),
     "list": ("GET", r"list-type"),
@@ -34,18 +37,25 @@ LARGE: Final = PART_BYTES // 4 + 100_000
 """Elements of a state that goes in two parts."""
 
 
+def enlarged(plan: Plan) -> Plan:
+    """The plan with few states, each of which goes in two parts."""
+    return replace(
+        plan, ranks=min(plan.ranks, 2), components=plan.components[:1], least=LARGE, largest=LARGE
+    )
+
+
 def _breach(trial: Trial, client: str, most: int) -> Breach:
     when, _, what = trial.point.partition("/")
-    method, pattern = _REQUESTS[what]
+    method, pattern = REQUESTS[what]
     after = trial.dice.randrange(most)
     return Breach(client, _WHEN[when], method, pattern, kills=True, more={"after": after})
 
 
 def _writer_killed(trial: Trial) -> None:
     large = trial.point.endswith(("/part", "/complete"))
-    plan = draw_plan(trial.seed, split=True, largest=LARGE if large else None)
-    if large:  # every state is large, so that the point is reached
-        plan = replace(plan, ranks=min(plan.ranks, 2), components=plan.components[:1], least=LARGE)
+    plan = draw_plan(trial.seed, split=True)
+    if large:
+        plan = enlarged(plan)
     most = len(plan.components)
     breach = _breach(trial, "ranks", most)
     with scene(trial, plan, Between([breach])) as made:
@@ -60,17 +70,11 @@ def _writer_killed(trial: Trial) -> None:
                 raise BrokenError(f"the writer was not killed: it says {ended!r}, {status}")
             ranks.kill()
         host.expect("saved")
-        _end(trial, host)
+        if trial.dice.random() < 0.5:
+            host.kill()
+        else:
+            made.end(host)
         made.check_resumes()
-
-
-def _end(trial: Trial, host: Child) -> None:
-    if trial.dice.random() < 0.5:
-        host.kill()
-        return
-    host.tell("end")
-    if host.wait() != 0:
-        raise BrokenError(f"the monitor's process ended with {host.status}")
 
 
 def _monitor_killed(trial: Trial) -> None:
