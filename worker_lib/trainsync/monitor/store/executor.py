@@ -118,7 +118,7 @@ class StoreExecutor:
         if term.attempt is not None:
             for cluster, incarnation in sorted(term.clusters.items()):
                 ledger.grant(cluster, SaveOwner(term.attempt, incarnation))
-        steps = commits.committed_steps(self._bucket, _KIND)
+        steps = commits.known_steps(self._bucket, _KIND)
         if self._max_to_keep is None:
             steps = steps[-_READ_AT_REBUILD:]
         problems = []
@@ -257,12 +257,17 @@ class StoreExecutor:
         return True
 
     def _size(self, sizes: dict[int, dict[str, int]], key: str) -> int | None:
-        """Of an object, by a listing of all of its step; None where there is none."""
+        """Of an object, by a listing of all of its step; None where there is none.
+
+        One that the listing lacks is asked for itself: listings may be late.
+        """
         step = keys.step_of(key)
         if step not in sizes:
             listed = self._bucket.below(keys.step_objects(step))
             sizes[step] = {info.key: info.bytes for info in listed}
-        return sizes[step].get(key)
+        if key not in sizes[step]:
+            return self._bucket.size(key)
+        return sizes[step][key]
 
     def _commit(self, commit: CommitSave, now: datetime) -> None:
         key = commit.key
