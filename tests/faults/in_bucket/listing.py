@@ -1,4 +1,4 @@
-"""Listings of an S3 server as they were a while ago, as stores gave them that are not consistent."""
+"""Listings of an S3 server as they were a while ago, as of stores that are not consistent."""
 
 import re
 import threading

@@ -113,9 +113,7 @@ def host(where: InBucket, plan: Plan) -> StoreMonitorClient:
 def join(where: InBucket) -> StoreRankClient:
     """The client of a process that does not host the monitor."""
     bucket = open_run_store(where.url)
-    return StoreRankClient(
-        bucket, attempt=where.owner.attempt, incarnation=where.owner.incarnation
-    )
+    return StoreRankClient(bucket, attempt=where.owner.attempt, incarnation=where.owner.incarnation)
 
 
 def hosting(

@@ -6,6 +6,7 @@ records are read as JSON and bytes.
 
 import io
 import json
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -91,8 +92,12 @@ class Reading:
 
     def below(self, folder: str) -> list[str]:
         """Keys of all objects below ``folder``."""
-        paths = (self.root / folder).rglob("*")
-        return sorted(path.relative_to(self.root).as_posix() for path in paths if path.is_file())
+        walk = os.walk(self.root / folder)  # passes over folders that go meanwhile
+        return sorted(
+            Path(place, name).relative_to(self.root).as_posix()
+            for place, _, names in walk
+            for name in names
+        )
 
     def intent(self) -> Manifest | None:
         """The save that the term's holder was about to commit."""
@@ -104,7 +109,9 @@ class Reading:
         owner = SaveOwner(record["attempt"], record["incarnation"])
         return Manifest(record["step"], owner, tuple(record["files"]))
 
-    def is_complete(self, owner: SaveOwner, participants: Iterable[tuple[str, int]], step: int) -> bool:
+    def is_complete(
+        self, owner: SaveOwner, participants: Iterable[tuple[str, int]], step: int
+    ) -> bool:
         """Whether all that a monitor needs to commit the save is there."""
         folder = f"run/saves/{owner.attempt}-{owner.incarnation}/{_KIND}/global_step_{step}"
         there = {key.removeprefix(f"{folder}/") for key in self.below(folder)}

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tests.faults.in_bucket.listing import StaleListings
 from tests.faults.processes import Line
-from tests.store.servers.fault_proxy import Fault, FaultProxy
+from tests.store.servers.fault_proxy import Fault, FaultProxy, Rule
 
 _QUIET_SECONDS: Final = 30.0
 _TURN: Final = 0.01
@@ -67,7 +67,7 @@ def proxying(line: Line, target: int, clients: Sequence[str], between: Between) 
         }
         line.say("ports", {name: proxy.port for name, proxy in proxies.items()})
         released = threading.Event()
-        rules = []
+        rules: list[Rule] = []
         while (words := line.hear(240).split())[0] != "end":
             if words[0] == "pid":
                 pids[words[1]] = int(words[2])
@@ -75,17 +75,17 @@ def proxying(line: Line, target: int, clients: Sequence[str], between: Between) 
                 listings.on = True
                 for proxy in proxies.values():
                     proxy.rate = between.rate
-                for breach in between.breaches:
-                    rules.append(
-                        proxies[breach.client].break_next(
-                            breach.fault,
-                            breach.method,
-                            breach.pattern,
-                            strike=partial(strike, breach),
-                            released=released,
-                            **breach.more,
-                        )
+                rules += [
+                    proxies[breach.client].break_next(
+                        breach.fault,
+                        breach.method,
+                        breach.pattern,
+                        strike=partial(strike, breach),
+                        released=released,
+                        **breach.more,
                     )
+                    for breach in between.breaches
+                ]
             elif words[0] == "heal":
                 listings.on = False
                 for proxy in proxies.values():

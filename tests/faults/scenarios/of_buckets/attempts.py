@@ -136,7 +136,7 @@ def _check_new(made: Scene, gone: set[str]) -> None:
 SCENARIOS = (
     Scenario(
         name="bucket_two_attempts",
-        broken="an older attempt that lives on beside a newer one, or whose last request comes late",
+        broken="an older attempt lives on beside a newer one, or its last request comes late",
         holds="nothing of the older attempt is committed after the claim; its objects go",
         points=("side_by_side", *(f"late_{what}" for what in _LATE)),
         trial=_two_attempts,
