@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from trainsync.api import env
@@ -24,6 +25,9 @@ from trainsync.storage.objects.bucket import Limits
 from trainsync.storage.objects.of_run import open_run_store
 from trainsync.storage.saves.claims import LOCAL_UID
 
+from tests.faults.cluster import FailoverClient, client_of
+from tests.faults.kube import CLUSTER as RUN_CLUSTER
+from tests.faults.kube import Place, serve
 from tests.faults.obeying import Faulty, obey
 from tests.faults.plan import Plan, Shape, Step
 from tests.faults.processes import SECONDS, Line
@@ -56,6 +60,7 @@ class InBucket:
     url: str
     owner: SaveOwner
     endpoint: str
+    uid: str = LOCAL_UID
 
     @property
     def place(self) -> str:
@@ -89,7 +94,7 @@ def host(where: InBucket, plan: Plan) -> StoreMonitorClient:
         attempt=where.owner.attempt,
         incarnation=where.owner.incarnation,
         settings=CoreSettings(
-            run_uid=LOCAL_UID,
+            run_uid=where.uid,
             max_to_keep=plan.keep,
             verify=plan.verify,
             save_deadline_seconds=DEADLINE_SECONDS,
@@ -130,6 +135,24 @@ def joined(line: Line, where: InBucket, plan: Plan, ranks: Sequence[int]) -> Non
     """Some ranks in a process that does not host the monitor; see `obey`."""
     enter(where)
     obey(line, Trainer(where, plan, join(where), ranks), Faulty())
+
+
+def serving(line: Line, where: InBucket, plan: Plan, place: Place, api_directory: Path) -> None:
+    """The process of a monitor that is a pod of its own; see `tests.faults.kube.serve`."""
+    enter(where)
+    serve(line, place, where, plan, api_directory)
+
+
+def served(
+    line: Line, where: InBucket, plan: Plan, places: Sequence[Place], token_file: Path
+) -> None:
+    """All ranks, which ask whichever monitor is ready; says ``claimed``, then see `obey`."""
+    enter(where)
+    client = FailoverClient([client_of(place, where, token_file) for place in places])
+    client.claim(RUN_CLUSTER)
+    line.say("claimed")
+    trainer = Trainer(where, plan, client, range(plan.ranks))  # type: ignore[arg-type]
+    obey(line, trainer, Faulty())
 
 
 def next_attempt(line: Line, where: InBucket, plan: Plan) -> None:

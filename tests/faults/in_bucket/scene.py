@@ -7,13 +7,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from tests.faults.in_bucket import promises
-from tests.faults.in_bucket.processes import InBucket, hosting, joined, next_attempt
+from tests.faults.in_bucket.processes import (
+    InBucket,
+    hosting,
+    joined,
+    next_attempt,
+    served,
+    serving,
+)
 from tests.faults.in_bucket.promises import BucketWatch, Reading
 from tests.faults.in_bucket.proxying import Between, proxying
 from tests.faults.in_bucket.server import the_server
+from tests.faults.kube import Place
 from tests.faults.obeying import Faulty
 from tests.faults.plan import STRIDE, Plan, Shape, Step, draw
 from tests.faults.processes import BrokenError, Child
@@ -86,6 +95,14 @@ class Scene:
             ranks.expect("history")
         return host, ranks
 
+    def serve(self, name: str, place: Place, api_directory: Path) -> Child:
+        """A monitor that is a pod of its own."""
+        return self._client(name, serving, self.plan, place, api_directory)
+
+    def start_served(self, places: Sequence[Place], token_file: Path) -> Child:
+        """All ranks, with such monitors; says ``claimed``."""
+        return self._client("ranks", served, self.plan, places, token_file)
+
     def split(self) -> tuple[list[int], list[int]]:
         """The ranks of the monitor's process, and those of the other one."""
         everyone = list(range(self.plan.ranks))
@@ -95,27 +112,29 @@ class Scene:
         return [rank for rank in everyone if rank not in there], there
 
     def _client(self, name: str, function: Callable[..., None], *arguments: Any) -> Child:
-        where = InBucket(self._url, self.trial.owners[-1], self._endpoint(name))
+        owner, endpoint = self.trial.owners[-1], f"http://127.0.0.1:{self._ports[name]}"
+        where = InBucket(self._url, owner, endpoint, self.trial.uid)
         child = self.trial.child(name, function, where, *arguments)
         self._proxy.tell(f"pid {name} {child.pid}")
         return child
-
-    def _endpoint(self, name: str) -> str:
-        return f"http://127.0.0.1:{self._ports[name]}"
 
     # -- the proxy --------------------------------------------------------------------------
 
     def arm(self) -> None:
         """The fault strikes from now on."""
-        self._proxy.tell("arm")
+        self._tell("arm")
 
     def heal(self) -> None:
         """The fault strikes no more."""
-        self._proxy.tell("heal")
+        self._tell("heal")
 
     def release(self) -> None:
         """What is held goes on to the server."""
-        self._proxy.tell("release")
+        self._tell("release")
+
+    def _tell(self, word: str) -> None:
+        self._proxy.tell(word)
+        self.struck()  # it has obeyed when it answers
 
     def struck(self) -> int:
         """How often the fault has struck."""
@@ -180,7 +199,7 @@ class Scene:
         if healed:
             self.heal()
         if not self.quiet():
-            self.trial.note("the fault did not strike")
+            self.trial.note(f"the fault did not strike at {self.trial.point}")
         committed, expected = max(self.check(), default=None), self.resumable()
         child = self.start_next()
         resumed = child.expect("resumed")

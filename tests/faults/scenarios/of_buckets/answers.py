@@ -108,6 +108,8 @@ def _refuses(trial: Trial) -> None:
         _go(trial, enlarged(plan), Between(rate=_SLOW), commits=True, early=False)
         return
     if trial.point in _REFUSALS:
+        if dice.random() < 0.25:  # amid an upload of several parts
+            plan = enlarged(plan)
         status, code, pattern = _REFUSALS[trial.point]
         more = {"status": status, "code": code, "left": _LASTING, "after": dice.randrange(4)}
         breaches = [

@@ -4,14 +4,18 @@ import signal
 from dataclasses import replace
 from typing import Final
 
+from trainsync.api.protocol import SaveState
+
 from tests.faults.in_bucket.processes import PART_BYTES
 from tests.faults.in_bucket.proxying import Between, Breach
 from tests.faults.in_bucket.scene import Scene, draw_plan, scene
+from tests.faults.kube import FileApi, Place, write_token
 from tests.faults.plan import Plan
 from tests.faults.processes import BrokenError
 from tests.faults.scenario import Scenario
 from tests.faults.trial import Trial
 from tests.store.servers.fault_proxy import Fault
+from tests.unit.monitor.fakes import UID
 
 _WHEN: Final = {
     "before": Fault.CUT,
@@ -83,7 +87,7 @@ def _monitor_killed(trial: Trial) -> None:
     if what == "delete":
         plan = plan.keeping(1)
     saves = len(plan.history) + 1
-    most = {"put": 12 * saves, "get": 12 * saves, "list": 8 * saves, "term": 3 * saves}
+    most = {"put": 7 * saves, "get": 8 * saves, "list": 4 * saves, "term": 2 * saves}
     breach = _breach(trial, "host", most.get(what, saves))
     with scene(trial, plan, Between([breach])) as made:
         _until_killed(made)
@@ -97,7 +101,7 @@ def _until_killed(made: Scene) -> None:
     made.arm()
     host = made.start_host(here)
     ranks = None
-    for word in ("claimed", "history", "saved"):
+    for word in ("claimed", "history", "saved", "outcomes"):
         said, value = host.listen()
         if said == "ended":
             if value != -signal.SIGKILL:
@@ -111,9 +115,57 @@ def _until_killed(made: Scene) -> None:
             host.tell("fault")
             if ranks is not None:
                 ranks.tell("fault")
+        if word == "saved" and made.trial.dice.random() < 0.2:
+            break
+        if word == "saved":
+            host.tell("outcomes")
     host.kill()
     if ranks is not None:
         ranks.kill()
+
+
+def _monitor_followed(trial: Trial) -> None:
+    """Two pods of monitors; the one that has the Lease is killed."""
+    what = trial.point.partition("/")[2]
+    plan = draw_plan(trial.seed)
+    if what == "delete":
+        plan = plan.keeping(1)
+    early = trial.dice.random() < 0.3  # from the monitor's start on
+    saves = 1 + early * len(plan.history)
+    most = {"put": 5 * saves, "get": 6 * saves, "list": 3 * saves, "term": saves}
+    breach = _breach(trial, "host", most.get(what, saves))
+    trial.uid = UID
+    with scene(trial, plan, Between([breach])) as made:
+        api = trial.directory / "api"
+        FileApi.create(api)
+        places = [Place.choose("monitor-a"), Place.choose("monitor-b")]
+        if early:
+            made.arm()
+        first = made.serve("host", places[0], api)
+        if not early:
+            places[0].wait_ready(trial.watch.look)
+        second = made.serve("next", places[1], api)
+        job = made.start_served(places, write_token(trial.directory))
+        for word in ("claimed", "history"):
+            job.expect(word)
+        if not early:
+            made.arm()
+        job.tell("fault")
+        failed = job.expect("saved")
+        if trial.dice.random() < 0.2:
+            first.kill()
+        job.tell("outcomes")
+        outcomes = job.expect("outcomes")
+        first.kill()
+        for status in outcomes.values():
+            if status.state is not SaveState.COMMITTED:
+                raise BrokenError(f"step {status.step} is {status.state}: {status.error}, {failed}")
+        job.tell("after")
+        job.expect("after")
+        made.check()
+        for child in (job, second):
+            child.kill()
+        made.check_resumes()
 
 
 SCENARIOS = (
@@ -141,5 +193,17 @@ SCENARIOS = (
             "before/delete", "served/delete",
         ),
         trial=_monitor_killed,
+    ),
+    Scenario(
+        name="bucket_monitor_followed",
+        broken="kill -9 of a monitor's pod at a request, while the trainer lives",
+        holds="the next monitor commits every save of the same attempt",
+        points=(
+            "before/put", "amid/put", "served/put", "before/term", "served/term",
+            "before/manifest", "served/manifest", "before/pointer", "served/pointer",
+            "before/outcome", "served/outcome", "before/get", "served/get",
+            "before/list", "served/list", "before/delete", "served/delete",
+        ),
+        trial=_monitor_followed,
     ),
 )  # fmt: skip
