@@ -39,6 +39,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _write_begun(tallies: dict[str, Tally], planned: Counter[str], output: Path) -> None:
+    """Write the results of faults that were not tried as often as asked: the run was ended."""
+    for name, tally in tallies.items():
+        if tally.times and planned[name]:
+            report.write(tally, output)
+
+
 def main() -> int:
     """Run, show, write; see the module's docstring."""
     parser = _parser()
@@ -85,6 +92,8 @@ def main() -> int:
             running.enter_context(server.shared(Path(base)))
         task = progress.add_task("", total=len(todo), broken="")
         broken = 0
+        if options.seed is None:
+            running.callback(_write_begun, tallies, planned, options.output)
         for result in run_all(
             todo, jobs=options.jobs, base=Path(base), kept=options.output / "broken"
         ):
