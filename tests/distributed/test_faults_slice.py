@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.faults.scenarios import ALL
+from tests.faults.scenarios.of_buckets import OF_BUCKETS
 from tests.faults.scenarios.of_servers import OF_SERVERS
 
 # All of them run at the first test, in a process of their own: this one may have threads, and
@@ -16,8 +17,10 @@ from tests.faults.scenarios.of_servers import OF_SERVERS
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 
 TIMES = 1
-# Those of servers take as long again: `make faults` runs them.
-SLICE = sorted(ALL.keys() - {scenario.name for scenario in OF_SERVERS})
+# The others of servers and buckets take as long again: `make faults` runs them.
+OF_BUCKETS_TOO = {"bucket_emptied", "bucket_stale_list"}
+LEFT_OUT = {scenario.name for scenario in (*OF_SERVERS, *OF_BUCKETS)} - OF_BUCKETS_TOO
+SLICE = sorted(ALL.keys() - LEFT_OUT)
 REPOSITORY = Path(__file__).parents[2]
 
 

@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -18,9 +19,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tests.faults import report
+from tests.faults.in_bucket import server
 from tests.faults.pool import run_all
 from tests.faults.report import Tally
 from tests.faults.scenarios import ALL
+from tests.faults.scenarios.of_buckets import OF_BUCKETS
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -34,6 +37,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--first", type=int, help="seed of the first trial (drawn at random)")
     parser.add_argument("--output", type=Path, default=report.RESULTS, help="for the results")
     return parser
+
+
+def _write_begun(tallies: dict[str, Tally], planned: Counter[str], output: Path) -> None:
+    """Write the results of faults that were not tried as often as asked: the run was ended."""
+    for name, tally in tallies.items():
+        if tally.times and planned[name]:
+            report.write(tally, output)
 
 
 def main() -> int:
@@ -74,11 +84,16 @@ def main() -> int:
     # Refreshed by hand: a refresh thread must not exist when workers are forked.
     with (
         tempfile.TemporaryDirectory(prefix="trainsync-faults-") as base,
+        ExitStack() as running,
         Progress(*columns, console=console, auto_refresh=False) as progress,
     ):
         Path(base).chmod(0o755)
+        if any(scenario in OF_BUCKETS for scenario in chosen):
+            running.enter_context(server.shared(Path(base)))
         task = progress.add_task("", total=len(todo), broken="")
         broken = 0
+        if options.seed is None:
+            running.callback(_write_begun, tallies, planned, options.output)
         for result in run_all(
             todo, jobs=options.jobs, base=Path(base), kept=options.output / "broken"
         ):

@@ -22,14 +22,14 @@ from tests.faults.kube import CLUSTER, FileApi, Place, serve, write_token
 from tests.faults.obeying import Faulty, obey
 from tests.faults.plan import Plan
 from tests.faults.processes import SECONDS, Child, Line
-from tests.faults.training import Trainer, Where
+from tests.faults.training import Placed, Trainer, Where
 from tests.faults.trial import Trial
 from tests.unit.monitor.fakes import UID
 
 ResultT = TypeVar("ResultT")
 
 
-def client_of(place: Place, where: Where, token_file: Path) -> HttpMonitorClient:
+def client_of(place: Place, where: Placed, token_file: Path) -> HttpMonitorClient:
     """A client with short timeouts."""
     quick = RetryPolicy(attempts=2, deadline_seconds=1.0, first_wait_seconds=0.02)
     return HttpMonitorClient(

@@ -25,7 +25,7 @@ from trainsync.monitor.server.settings import MonitorServerSettings
 from tests.faults.inject import stop_me
 from tests.faults.plan import Plan
 from tests.faults.processes import SECONDS, BrokenError, Line
-from tests.faults.training import Where
+from tests.faults.training import Placed
 from tests.ports import port_of, reserved_port
 from tests.unit.monitor.fakes import ISSUER, NAMESPACE, UID, Signer
 
@@ -208,12 +208,13 @@ class Place:
 def serve(
     line: Line,
     place: Place,
-    where: Where,
+    where: Placed,
     plan: Plan,
     api_directory: Path,
     phase: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """The monitor's own `serve` with its SIGTERM handling, but with the fake API server."""
+    """The monitor's own `serve` with its SIGTERM handling, but with the fake API server; the run is
+    in a directory, or in the store of a URL."""
     del line
     lease_lock.LEASE_SECONDS = _LEASE_SECONDS  # type: ignore[misc]
     lease.GIVE_UP_SECONDS = _GIVE_UP_SECONDS  # type: ignore[misc]
@@ -228,7 +229,8 @@ def serve(
         run_name="run",
         namespace=NAMESPACE,
         run_uid=UID,
-        directory=where.root,
+        directory=where.place if isinstance(where.place, Path) else None,
+        store=where.place if isinstance(where.place, str) else None,
         max_to_keep=plan.keep,
         verify=plan.verify,
         lag_allowed=1,

@@ -66,6 +66,8 @@ class Plan:
     """Whether the monitor and some ranks are in another process than the one with the fault."""
     failing: int | None = None
     """A step whose last component cannot be saved, so that the save is aborted."""
+    least: int = 0
+    """Elements that every state has at least."""
 
     def keeping(self, keep: int | None) -> "Plan":
         """This plan with another number of steps to keep."""
@@ -112,6 +114,7 @@ class Plan:
         """The state of a rank's component; every byte depends on rank, component and step."""
         dice = random.Random(f"{self.seed} {attempt} {step} {component} {rank}")
         size = dice.choice((0, 1, dice.randrange(1, 500), dice.randrange(1, self.largest + 1)))
+        size = max(size, self.least)
         return {
             "whose": [attempt, step, rank],
             "component": component,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from trainsync.api.protocol import ParticipantRef, SaveKind, SaveRequest, SaveState, SaveStatus
@@ -56,6 +56,25 @@ class Where:
     root: Path
     owner: SaveOwner
     uid: str = LOCAL_UID
+
+    @property
+    def place(self) -> Path:
+        """Where a coordinator saves to."""
+        return self.root
+
+
+class Placed(Protocol):
+    """An attempt, and the directory or URL of its run."""
+
+    @property
+    def owner(self) -> SaveOwner:
+        """The attempt."""
+        ...
+
+    @property
+    def place(self) -> str | Path:
+        """Where a coordinator saves to."""
+        ...
 
 
 def host(
@@ -155,7 +174,7 @@ class Trainer:
 
     def __init__(
         self,
-        where: Where,
+        where: Placed,
         plan: Plan,
         monitor: MonitorClient,
         ranks: Sequence[int],
@@ -167,7 +186,7 @@ class Trainer:
         self.coordinators = {
             rank: CheckpointCoordinator(
                 monitor,
-                where.root,
+                where.place,
                 rank=rank,
                 world_size=plan.ranks,
                 staging_timeout=SECONDS,

@@ -126,7 +126,7 @@ class StoreExecutor:
         began = None if term.origin is None else term.origin.step
         for kind in SaveKind:
             left = _READ_AT_REBUILD
-            for step in reversed(commits.committed_steps(self._bucket, kind)):
+            for step in reversed(commits.known_steps(self._bucket, kind)):
                 if self._max_to_keep is None and left == 0:
                     break
                 try:
@@ -289,12 +289,17 @@ class StoreExecutor:
         return True
 
     def _size(self, sizes: dict[int, dict[str, int]], key: str) -> int | None:
-        """Of an object, by a listing of all of its step; None where there is none."""
+        """Of an object, by a listing of all of its step; None where there is none.
+
+        One that the listing lacks is asked for itself: listings may be late.
+        """
         step = keys.step_of(key)
         if step not in sizes:
             listed = self._bucket.below(keys.step_objects(step))
             sizes[step] = {info.key: info.bytes for info in listed}
-        return sizes[step].get(key)
+        if key not in sizes[step]:
+            return self._bucket.size(key)
+        return sizes[step][key]
 
     def _commit(self, commit: CommitSave, now: datetime) -> None:
         key = commit.key

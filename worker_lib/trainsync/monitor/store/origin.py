@@ -69,7 +69,7 @@ def look(bucket: Bucket, *, with_digest: bool) -> Looked:
     """
     found = Looked(doubted={info.key for info in bucket.objects(names.DOUBTS)})
     bad: dict[str, Finding] = {}
-    for step in reversed(commits.committed_steps(bucket, _KIND)):
+    for step in reversed(commits.known_steps(bucket, _KIND)):
         if found.whole is not None and not bad:
             break
         try:

@@ -93,9 +93,15 @@ def retain(
     # The right to remove; and what was about to be committed last must not be finished again.
     tenure.change(intent=None)
     gone = []
+    left = {
+        (info.step, kind)
+        for kind in SaveKind
+        for info in ledger.infos(kind)
+        if info.step not in steps
+    }
     for step in steps:
         failpoint("live.removing")
-        if references.remove(bucket, step, doomed=doomed, may=tenure.check):
+        if references.remove(bucket, step, doomed=doomed, may=tenure.check, also=left):
             gone.append(step)
     return gone
 
@@ -146,8 +152,11 @@ def sweep(bucket: Bucket, ledger: Ledger, may: Callable[[], None]) -> list[str]:
     left = _left(bucket, ledger, is_over)
     if not left:
         return swept
+    known = {(info.step, kind) for kind in SaveKind for info in ledger.infos(kind)}
+    steps = {keys.step_of(key) for found in left.values() for key in found}
+    known |= {(step, kind) for kind in SaveKind for step in steps}
     try:
-        kept = references.named(bucket)  # also by saves of other steps
+        kept = references.named(bucket, known)  # also by saves of other steps
     except DamagedFileError as error:
         _LOG.warning("no orphan is removed, since a manifest may name it: %s", error)
         return swept

@@ -29,6 +29,21 @@ def committed_steps(bucket: Bucket, kind: SaveKind) -> list[int]:
     return sorted(step for step in found if step is not None)
 
 
+def known_steps(bucket: Bucket, kind: SaveKind) -> list[int]:
+    """`committed_steps`, and the step that the pointer names where a listing that is late lacks it.
+
+    So an attempt resumes from the newest commit also where listings are not consistent.
+    """
+    steps = committed_steps(bucket, kind)
+    try:
+        named = read_pointer(bucket, kind)
+    except DamagedFileError:
+        return steps  # it is repaired by what is listed
+    if named is None or named in steps or bucket.size(keys.manifest(kind, named)) is None:
+        return steps
+    return sorted([*steps, named])
+
+
 def committed_pairs(bucket: Bucket, step: int | None = None) -> list[tuple[int, SaveKind]]:
     """(step, kind) of every save, damaged ones too, or of those at ``step``; in order."""
     return sorted(

@@ -74,13 +74,18 @@ def _check_sizes(bucket: Bucket, step: int, kind: SaveKind) -> StoredSave | None
 
 
 def size_findings(bucket: Bucket, stored: Stored) -> list[Finding]:
-    """What listings say against a save: one for each step whose folder has its objects."""
+    """What listings say against a save: one for each step whose folder has its objects.
+
+    An object that they lack is asked for itself, as listings may be late, until one is not there.
+    """
     steps = {keys.step_of(key) for key in stored.keys.values()}
     listed = (info for step in steps for info in bucket.below(keys.step_objects(step)))
     sizes = {info.key: info.bytes for info in listed}
-    found = []
+    found: list[Finding] = []
     for entry in stored.manifest.files:
-        there = sizes.get(stored.keys[entry.path])
+        there = sizes.get(key := stored.keys[entry.path])
+        if there is None and not found:
+            there = bucket.size(key)
         if there is None:
             text = f"is missing, expected {entry.bytes} bytes"
             found.append(_of_file(stored, entry, Code.MISSING, text))

@@ -61,8 +61,11 @@ def pinned(bucket: Bucket, since: Callable[[], datetime] | None = None) -> set[i
     return {step for step, put in pins if limit is None or put >= limit}
 
 
-def named(bucket: Bucket) -> set[str]:
+def named(bucket: Bucket, also: Collection[tuple[int, SaveKind]] = ()) -> set[str]:
     """Keys of all objects that manifests name.
+
+    Args:
+        also: saves whose manifests are asked for though a listing, which may be late, lacks them.
 
     Raises:
         DamagedFileError: a manifest cannot be understood: it may name any object.
@@ -75,7 +78,9 @@ def named(bucket: Bucket) -> set[str]:
             there = [objects for objects in found if objects is not None]
             if len(there) == len(found):
                 # After the others: what was set aside since they were listed is listed now.
-                return rolled_back(bucket).union(*there)
+                late = set(also).difference(wanted)
+                more = pool.map(lambda pair: _named_by(bucket, *pair) or set(), late)
+                return rolled_back(bucket).union(*there, *more)
             # What is gone may have been superseded by a save that was not listed yet.
     raise DamagedFileError(
         Path(keys.manifests(SaveKind.CHECKPOINT)), "manifests go as they are read"
@@ -109,6 +114,7 @@ def remove(
     since: Callable[[], datetime] | None = None,
     doomed: dict[int, set[str]] | None = None,
     may: Callable[[], None] = lambda: None,
+    also: Collection[tuple[int, SaveKind]] = (),
 ) -> bool:
     """Remove the saves of ``step``, manifests first, and the objects that no other save names;
     whether the step is gone.
@@ -122,6 +128,7 @@ def remove(
         doomed: objects by step, where the store failed after the manifests were removed, which name
             them no more; the same one when it is done again.
         may: called right before objects are removed; its exception prevents that.
+        also: see `named`.
     """
     if step in pinned(bucket, since):
         return False
@@ -143,7 +150,7 @@ def remove(
     # A pin on a step that is gone, this one or another, may be of objects that this one names, too.
     if pinned(bucket, since) <= set(commits.committed_steps(bucket, SaveKind.CHECKPOINT)):
         try:
-            unnamed = objects - named(bucket)
+            unnamed = objects - named(bucket, also)
         except DamagedFileError as error:
             _LOG.warning("objects of step %d stay, which this manifest may name: %s", step, error)
         else:
