@@ -15,6 +15,7 @@ from tests.faults.scenarios import (
     walks,
     writers,
 )
+from tests.faults.scenarios.of_memory import OF_MEMORY
 from tests.faults.scenarios.of_servers import OF_SERVERS
 
 ALL: dict[str, Scenario] = {
@@ -34,4 +35,4 @@ ALL: dict[str, Scenario] = {
         near_receivers,
     )
     for scenario in module.SCENARIOS
-} | {scenario.name: scenario for scenario in OF_SERVERS}
+} | {scenario.name: scenario for scenario in (*OF_MEMORY, *OF_SERVERS)}
