@@ -1,11 +1,12 @@
 """Promises of what is kept in memory: the tier that serves each rank, and what is left over."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import torch
 from trainsync.checkpoint.memory.place import MemoryPlace
 from trainsync.storage import atomic, digest
 from trainsync.storage.errors import StorageError
@@ -14,9 +15,9 @@ from trainsync.storage.saves import manifest
 from trainsync.storage.saves.manifest import Manifest
 from trainsync.storage.saves.receipts import FileEntry
 
-from tests.faults.memory.rank import COMPONENTS, Report
 from tests.faults.processes import BrokenError
 
+COMPONENTS: Final = ("model", "extra_state")
 SLOW_SECONDS: Final = 30.0
 """More than a load may wait for a rank that is gone (15 s), on a busy machine."""
 _BESIDE: Final = frozenset({"alive", "lock", "guests"})
@@ -28,6 +29,28 @@ class Tier(StrEnum):
     MEMORY = "its pod's memory"
     NEIGHBOUR = "its neighbour's memory"
     VOLUME = "the volume"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a rank says of its start.
+
+    Attributes:
+        step: that it goes on after; None: there was no checkpoint.
+        memory, volume, neighbour: bytes, as in `Loaded`.
+    """
+
+    step: int | None
+    memory: int = 0
+    volume: int = 0
+    neighbour: int = 0
+    seconds: float = 0.0
+
+    def of(self, tier: Tier) -> int:
+        """Bytes that came from there."""
+        if tier is Tier.VOLUME:
+            return self.volume
+        return self.neighbour if tier is Tier.NEIGHBOUR else self.memory - self.neighbour
 
 
 @dataclass(frozen=True)
@@ -61,6 +84,11 @@ def digest_of(path: Path) -> str:
     return digest.format_digest(hasher)
 
 
+def world_size_of(saved: Manifest) -> int:
+    """The number of ranks that saved."""
+    return len({participant.rank for participant in saved.participants})
+
+
 def files_of(saved: Manifest, rank: int, world_size: int) -> list[FileEntry]:
     """The files that a rank reads, where as many ranks saved."""
     paths = {f"actor/{name}_world_size_{world_size}_rank_{rank}.pt" for name in COMPONENTS}
@@ -70,7 +98,7 @@ def files_of(saved: Manifest, rank: int, world_size: int) -> list[FileEntry]:
 def check_tiers(
     saved: Manifest,
     reports: Sequence[Report],
-    pods: Sequence[Pod],
+    pods: Mapping[int, Pod],
     where: Sequence[int],
     copies: int,
 ) -> None:
@@ -78,16 +106,17 @@ def check_tiers(
 
     Args:
         reports: by rank; as many ranks as saved.
-        pods: as they were before the load.
+        pods: by their numbers, as they were before the load.
         where: the number of each rank's pod.
     """
+    used = [pods[number] for number in set(where)]
     for rank, report in enumerate(reports):
         expected = [0, 0, 0]
         for entry in files_of(saved, rank, len(reports)):
             own = entry.digest in pods[where[rank]].digests
-            other = copies > 0 and any(entry.digest in pod.digests for pod in pods)
+            other = copies > 0 and any(entry.digest in pod.digests for pod in used)
             expected[0 if own else 1 if other else 2] += entry.bytes
-        found = [report.memory - report.neighbour, report.neighbour, report.volume]
+        found = [report.of(tier) for tier in Tier]
         if found != expected:
             raise BrokenError(
                 f"rank {rank} read {found} bytes of {', '.join(Tier)}; the nearest that had "
@@ -95,16 +124,27 @@ def check_tiers(
             )
 
 
-def check_tier(rank: int, report: Report, tier: Tier) -> None:
-    """Check that a rank read all of its files from there."""
-    found = {
-        Tier.MEMORY: report.memory - report.neighbour,
-        Tier.NEIGHBOUR: report.neighbour,
-        Tier.VOLUME: report.volume,
-    }
-    if not found[tier] or any(size for name, size in found.items() if name != tier):
-        shown = ", ".join(f"{size} bytes of {name}" for name, size in found.items())
-        raise BrokenError(f"rank {rank} had to read {tier} alone; it read {shown}")
+def check_tier(rank: int, report: Report, tiers: Sequence[Tier]) -> None:
+    """Check that a rank read all of its files from these."""
+    found = {tier: report.of(tier) for tier in Tier}
+    if not any(found.values()) or any(found[tier] for tier in Tier if tier not in tiers):
+        shown = ", ".join(f"{size} bytes of {tier}" for tier, size in found.items())
+        raise BrokenError(f"rank {rank} had to read {' or '.join(tiers)}; it read {shown}")
+
+
+def check_state(
+    rank: int,
+    found: Mapping[str, torch.Tensor],
+    saved: Mapping[str, torch.Tensor],
+    extra: Mapping[str, Any],
+    saved_extra: Mapping[str, Any],
+) -> None:
+    """Check that every bit of a rank's state is of one step, and of the attempt that saved it."""
+    for name, tensor in saved.items():
+        if not torch.equal(found[name], tensor):
+            raise BrokenError(f"{name} of rank {rank} is not what was saved: {saved_extra}")
+    if extra != saved_extra:
+        raise BrokenError(f"rank {rank} goes on with {extra}, saved was {saved_extra}")
 
 
 def check_answered(what: str, seconds: float, limit: float = SLOW_SECONDS) -> None:

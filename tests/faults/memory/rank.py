@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -17,13 +17,15 @@ from trainsync.api import env
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.load.resume import Resume, open_resume
 from trainsync.checkpoint.memory.place import MemoryPlace
+from trainsync.dist.agreement import Agreement
 
 from tests.faults.inject import At
+from tests.faults.memory import promises
+from tests.faults.memory.promises import Report
 from tests.faults.plan import Plan
 from tests.faults.processes import SECONDS, BrokenError, Line
 from tests.faults.training import Where, host, join
 
-COMPONENTS: Final = ("model", "extra_state")
 _TICK_SECONDS: Final = 0.1
 _ROWS: Final = 7
 """No number of ranks divides it: shards are uneven, and the bias has more rows than columns."""
@@ -38,6 +40,8 @@ class Job:
         node: that its pod is on.
         port: where the ranks meet.
         columns: of the model's one matrix.
+        sharded: whether each rank has a part of the model alone (which imports torch's compiler:
+            a second in each forked process), or all of it.
     """
 
     where: Where
@@ -49,6 +53,7 @@ class Job:
     copies: int
     budget: int
     columns: int
+    sharded: bool
     seed: int
 
     def enter(self) -> None:
@@ -72,22 +77,6 @@ class Job:
         return MemoryPlace.of_run(self.memory, self.budget, where.uid, where.root, self.copies)
 
 
-@dataclass(frozen=True)
-class Report:
-    """What a rank says of its start.
-
-    Attributes:
-        step: that it goes on after; None: there was no checkpoint.
-        memory, volume, neighbour: bytes, as in `Loaded`.
-    """
-
-    step: int | None
-    memory: int = 0
-    volume: int = 0
-    neighbour: int = 0
-    seconds: float = 0.0
-
-
 def run(
     line: Line,
     job: Job,
@@ -100,7 +89,8 @@ def run(
     ``failed`` with the error and the seconds that it took. Commands: ``save N`` (answers ``saved``
     with the error of an earlier save, if any, and the seconds that training waited), ``written``
     (wait for this rank's writers; answers ``written`` likewise), ``commit N`` (answers
-    ``committed``), ``copied`` (answers whether all copies are with the neighbour), ``arm``.
+    ``committed``), ``copied`` (answers whether no copy waits), ``refused`` (answers how many copies
+    no neighbour took), ``arm``.
 
     Args:
         at_load: called before this rank loads.
@@ -137,6 +127,9 @@ def run(
             line.say("copied", neighbour is None or neighbour.wait(SECONDS / 2))
         elif verb == "arm":
             at_arm()
+        elif verb == "refused":
+            neighbour = rank.coordinator.neighbour
+            line.say("refused", 0 if neighbour is None else neighbour.stats.failures)
         else:
             raise ValueError(word)
     rank.close()
@@ -161,12 +154,38 @@ def killing(area: str, point: str, nth: int, strike: Callable[[], None]) -> Call
     return arm
 
 
+def killing_in_round(doing: str, *, after: bool, strike: Callable[[], None]) -> Callable[[], None]:
+    """For ``at_load`` of `run`: strikes in a round of the load's agreement.
+
+    Args:
+        doing: how the round's name begins.
+        after: whether this rank's own work is done by then, which no other rank knows.
+    """
+
+    def arm() -> None:
+        real = Agreement.do
+
+        def do(self: Agreement, what: str, work: Callable[[], str]) -> list[str]:
+            def struck() -> str:
+                if after:
+                    work()
+                strike()
+                return ""
+
+            return real(self, what, struck if what.startswith(doing) else work)
+
+        Agreement.do = do  # type: ignore[method-assign]
+
+    return arm
+
+
 class _Rank:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._monitor = join(job.where)
         self._model = torch.nn.Linear(job.columns, _ROWS)
-        fully_shard(self._model)
+        if job.sharded:
+            fully_shard(self._model)
         self.coordinator = CheckpointCoordinator(
             self._monitor,
             job.where.root,
@@ -225,36 +244,29 @@ class _Rank:
     def _fill(self, owner: tuple[int, int] | None) -> None:
         for name, parameter in self._model.named_parameters():
             with torch.no_grad():
-                self._local(parameter).copy_(self._share(owner, name, parameter))
+                self._local(parameter).copy_(self._own(owner, name, parameter))
 
     def _check(self, resume: Resume, loaded: Loaded) -> None:
-        """Every bit is of the step, and of the attempt that saved it."""
-        owner = (resume.manifest.attempt, resume.step)
-        for name, parameter in self._model.named_parameters():
-            if not torch.equal(self._local(parameter), self._share(owner, name, parameter)):
-                raise BrokenError(
-                    f"{name} of rank {self._job.rank} is not what attempt {owner[0]} saved at "
-                    f"step {owner[1]}"
-                )
-        saved_by = self._job.rank if loaded.world_size == self._job.world_size else 0
-        if loaded.extra != {"whose": [*owner, saved_by]}:
-            raise BrokenError(
-                f"rank {self._job.rank} goes on with {loaded.extra}, loaded is step {owner[1]} of "
-                f"attempt {owner[0]}"
-            )
+        job, owner = self._job, (resume.manifest.attempt, resume.step)
+        found = {name: self._local(one) for name, one in self._model.named_parameters()}
+        saved = {name: self._own(owner, name, one) for name, one in self._model.named_parameters()}
+        saver = job.rank if loaded.world_size == job.world_size else 0
+        promises.check_state(job.rank, found, saved, loaded.extra, {"whose": [*owner, saver]})
 
-    def _share(
+    def _own(
         self, owner: tuple[int, int] | None, name: str, parameter: torch.nn.Parameter
     ) -> torch.Tensor:
-        """This rank's rows of what every rank has at that attempt's step."""
-        seed = random.Random(f"{self._job.seed} {owner} {name}").getrandbits(63)
-        dice = torch.Generator().manual_seed(seed)
-        whole = torch.rand(parameter.shape, generator=dice)
-        shares = torch.chunk(whole, self._job.world_size)
-        rank = self._job.rank
-        return shares[rank] if rank < len(shares) else whole[:0]
+        """What this rank has of a parameter at that attempt's step."""
+        job = self._job
+        # Where another number of ranks may load, all ranks have the same.
+        whose = "all" if job.sharded else job.rank
+        seed = random.Random(f"{job.seed} {whose} {owner} {name}").getrandbits(63)
+        whole = torch.rand(parameter.shape, generator=torch.Generator().manual_seed(seed))
+        if not job.sharded:
+            return whole
+        shares = torch.chunk(whole, job.world_size)
+        return shares[job.rank] if job.rank < len(shares) else whole[:0]
 
     @staticmethod
     def _local(parameter: torch.nn.Parameter) -> torch.Tensor:
-        assert isinstance(parameter, DTensor)
-        return parameter.to_local()
+        return parameter.to_local() if isinstance(parameter, DTensor) else parameter.data

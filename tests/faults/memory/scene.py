@@ -18,8 +18,8 @@ from trainsync.storage.saves import manifest
 from trainsync.storage.saves.manifest import Manifest
 
 from tests.faults.memory import promises
-from tests.faults.memory.promises import Pod, Tier
-from tests.faults.memory.rank import Job, Report, run, watch
+from tests.faults.memory.promises import Pod, Report, Tier
+from tests.faults.memory.rank import Job, run, watch
 from tests.faults.plan import STRIDE, draw
 from tests.faults.processes import BrokenError, Child
 from tests.faults.trial import Trial
@@ -31,6 +31,8 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 _KIND: Final = SaveKind.CHECKPOINT
 
 At = Callable[[], None]
+Tiers = Mapping[int, Sequence[Tier]]
+"""From where each rank must read all of its files; of ranks that are not named it is open."""
 
 
 @dataclass
@@ -61,6 +63,7 @@ class Scene:
     Args:
         memory: where the pods' memory lies.
         pods: the number of each rank's pod.
+        columns, sharded: see `Job`.
     """
 
     def __init__(
@@ -71,23 +74,31 @@ class Scene:
         copies: int,
         pods: Sequence[int],
         budget: int = BUDGET,
+        columns: int | None = None,
+        sharded: bool = False,
     ) -> None:
         self.trial = trial
         self.copies = copies
-        self.pods = list(pods)
+        self.pods: list[int] = []
         self.budget = budget
         self.committed: int | None = None
         """The newest step whose commit a rank has heard of."""
         self._memory = memory
-        self._columns = trial.dice.choice((1, 60, 4000))
+        self.move(pods)
+        self._columns = columns or trial.dice.choice((1, 60, 4000))
+        self._sharded = sharded
         self._plan = replace(draw(trial.seed), keep=trial.dice.choice((None, 1, 2)), history=())
-        for pod in set(self.pods):
-            self.memory_of(pod).mkdir()
 
     @property
     def world_size(self) -> int:
         """The number of ranks."""
         return len(self.pods)
+
+    def move(self, pods: Sequence[int]) -> None:
+        """From now on an attempt's ranks are in these pods; those that were not there are new."""
+        self.pods = list(pods)
+        for pod in set(pods):
+            self.memory_of(pod).mkdir(exist_ok=True)
 
     def memory_of(self, pod: int) -> Path:
         """Where a pod's memory is mounted."""
@@ -100,10 +111,26 @@ class Scene:
             self.memory_of(pod), self.budget, self.trial.uid, root, self.copies
         )
 
-    def lose(self, pod: int) -> None:
-        """The pod goes, and with it its memory; a new one comes in its place."""
-        for path in self.memory_of(pod).iterdir():
-            shutil.rmtree(path)
+    def lose(self, *pods: int) -> dict[int, tuple[Tier, ...]]:
+        """Pods go, and with them their memory; new ones come in their place.
+
+        Returns:
+            From where each rank must read what lay in the memory of all pods before.
+        """
+        for pod in pods:
+            for path in self.memory_of(pod).iterdir():
+                shutil.rmtree(path)
+        kept = {rank for rank, pod in enumerate(self.pods) if pod not in pods}
+        # The copies of a pod are on the next one, those of the last on the first.
+        ring = sorted(set(self.pods))
+        return {
+            rank: (Tier.MEMORY,)
+            if rank in kept
+            else (Tier.NEIGHBOUR,)
+            if self.copies and ring[(ring.index(pod) + 1) % len(ring)] not in pods
+            else (Tier.VOLUME,)
+            for rank, pod in enumerate(self.pods)
+        }
 
     # -- attempts ---------------------------------------------------------------------------
 
@@ -138,6 +165,7 @@ class Scene:
                 copies=self.copies,
                 budget=self.budget,
                 columns=self._columns,
+                sharded=self._sharded,
                 seed=self.trial.seed,
             )
             strikes = [(at or {}).get(rank, _nothing) for at in (at_load, at_arm)]
@@ -176,31 +204,36 @@ class Scene:
 
     def goes_on(
         self,
-        tiers: Mapping[int, Tier] | None = None,
+        tiers: Tiers | None = None,
         *,
-        later: Mapping[int, Tier] | None = None,
+        later: Tiers | None = None,
         exact: bool = True,
-    ) -> list[Report]:
+        amid: Callable[[Attempt], None] = lambda _: None,
+    ) -> None:
         """With all earlier attempts dead, or cut off: the next one loads the newest commit, each
         file from the nearest place that has it, then commits two steps, and leaves nothing.
 
         Args:
-            tiers: where ranks must read everything, if the step is the one that was known to be
-                committed; of other ranks it is only looked at what is in memory.
-            later: the same, if the newest commit is a later step.
-            exact: whether memory is as it was looked at before the load.
+            tiers: from where ranks must read, if the step is the one that was known to be
+                committed.
+            later: the same, if a later step was committed by then.
+            exact: whether memory stays as it is until it is read.
+            amid: called between the two steps.
         """
-        pods = [Pod.look(self.place_of(pod)) for pod in range(max(self.pods) + 1)]
+        pods = {pod: Pod.look(self.place_of(pod)) for pod in set(self.pods)}
         steps: list[int] = []
         hidden: list[tuple[Path, bytes]] = []
-        hides = self._plan.verify is Verify.SIZE and self.trial.dice.random() < 0.5
+
+        def known() -> Tiers:
+            newest = max(steps, default=None)
+            return (tiers if newest == self.committed else later) or {}
 
         def claimed() -> None:
             steps.extend(manifest.committed_steps(self.trial.run, _KIND))
-            known = (tiers if max(steps, default=None) == self.committed else later) or {}
-            if hides and steps and len(known) == self.world_size:
-                if Tier.VOLUME not in known.values():
-                    hidden.extend(_hide(self.trial.run.step(max(steps))))
+            from_memory = [rank for rank, some in known().items() if Tier.VOLUME not in some]
+            # A monitor that reads all bytes would see it.
+            if self._plan.verify is Verify.SIZE and len(from_memory) == self.world_size:
+                hidden.extend(_hide(self.trial.run.step(max(steps))))
 
         attempt = self.begin(claimed=claimed)
         reports = [self._loaded(child) for child in attempt.ranks]
@@ -217,17 +250,18 @@ class Scene:
         if newest is not None:
             saved = self.saved(newest)
             promises.check_whole(self.trial.run, saved)
-            if exact:
+            is_as_many = promises.world_size_of(saved) == self.world_size
+            if exact and is_as_many:
                 promises.check_tiers(saved, reports, pods, self.pods, self.copies)
-            known = (tiers if newest == self.committed else later) or {}
-            for rank, tier in known.items():
-                promises.check_tier(rank, reports[rank], tier)
-        self._note(reports)
+            for rank, some in known().items():
+                promises.check_tier(rank, reports[rank], some)
+        for tier in (tier for tier in Tier if any(report.of(tier) for report in reports)):
+            self.trial.note(f"read: {tier}")
         self.committed = newest
-        for _ in range(2):
-            self.save(attempt, self.next())
+        self.save(attempt, self.next())
+        amid(attempt)
+        self.save(attempt, self.next())
         self.end(attempt)
-        return reports
 
     def end(self, attempt: Attempt) -> None:
         """The ranks end in order, then the monitor; nothing is left but the newest steps."""
@@ -262,25 +296,33 @@ class Scene:
         promises.check_answered("a load", value.seconds)
         return value
 
-    def _note(self, reports: Sequence[Report]) -> None:
-        for report in reports:
-            if report.memory > report.neighbour:
-                self.trial.note("own memory served")
-            if report.neighbour:
-                self.trial.note("a neighbour served")
-            if report.volume:
-                self.trial.note("the volume served")
-
 
 @contextmanager
 def scene(
-    trial: Trial, *, copies: int, pods: Sequence[int], budget: int = BUDGET
+    trial: Trial,
+    *,
+    copies: int,
+    pods: Sequence[int],
+    budget: int = BUDGET,
+    columns: int | None = None,
+    sharded: bool = False,
 ) -> Iterator[Scene]:
     """A scene on this machine's memory file system; at its end no process is left."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    log = os.open(trial.directory / "processes.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(log, 2)  # torch's threads write there when a rank is gone
+    os.close(log)
     with tempfile.TemporaryDirectory(dir=DEFAULT_MEMORY, prefix="test-") as memory:
         try:
-            yield Scene(trial, Path(memory), copies=copies, pods=pods, budget=budget)
+            yield Scene(
+                trial,
+                Path(memory),
+                copies=copies,
+                pods=pods,
+                budget=budget,
+                columns=columns,
+                sharded=sharded,
+            )
         finally:
             trial.end()
         promises.check_no_processes(os.getpid())
