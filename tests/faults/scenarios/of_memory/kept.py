@@ -16,6 +16,10 @@ from tests.faults.trial import Trial
 
 _COLUMNS = 1000
 """Of a model whose shards, of some 30 KB, are much larger than the rest."""
+_MANY_COLUMNS = 100_000
+"""Of a model whose shards, of some 3 MB, are larger than `_SPARE`."""
+_SPARE = 1 << 20
+"""Room that a file takes beyond its state until it is whole."""
 _PAGE = 4096
 
 
@@ -85,15 +89,14 @@ _DAMAGES: tuple[Callable[[Trial, Path], None], ...] = (_flip, _flip, _cut, _leng
 def _over_budget(trial: Trial) -> None:
     """Own files have a half of the budget where there are copies."""
     copies = trial.dice.randint(0, 1)
-    shard = 4 * 7 * _COLUMNS
-    each = {
-        "nothing_fits": trial.dice.randint(1, 1000),
-        "a_part_fits": trial.dice.randint(shard // 10, 2 * shard),
-        "one_save_fits": trial.dice.randint(3 * shard, 5 * shard),
-    }[trial.point]
+    shard = 4 * 7 * _MANY_COLUMNS
+    least, most = {"nothing_fits": (0, 0), "a_part_fits": (1, 2.5), "one_save_fits": (3, 5)}[
+        trial.point
+    ]
+    each = round(shard * trial.dice.uniform(least, most)) + (_SPARE if most else 1)
     pods = trial.dice.choice(PODS)
     budget = each * (1 + copies)
-    with scene(trial, copies=copies, pods=pods, budget=budget, columns=_COLUMNS) as made:
+    with scene(trial, copies=copies, pods=pods, budget=budget, columns=_MANY_COLUMNS) as made:
         made.first().kill()
         none = dict.fromkeys(range(len(pods)), (Tier.VOLUME,))
         made.goes_on(none if trial.point == "nothing_fits" else None)
