@@ -58,6 +58,23 @@ class Store:
             return self._values.pop(key, None) is not None
 
 
+def manifest_of(paths: Sequence[str], files: Sequence[bytes]) -> Manifest:
+    """Of step 5, saved by two ranks."""
+    return Manifest(
+        kind=SaveKind.CHECKPOINT,
+        step=5,
+        attempt=0,
+        incarnation=INCARNATION,
+        run_uid="uid",
+        created_at=datetime.now(UTC),
+        participants=(Participant("model", 0), Participant("model", 1)),
+        files=tuple(
+            FileEntry(path, len(data), digest_of(data))
+            for path, data in zip(paths, files, strict=True)
+        ),
+    )
+
+
 class Rank:
     """A rank in a pod of its own, which needs the file of its number."""
 
@@ -85,20 +102,7 @@ class Rank:
         self, store: Store, own: Sequence[str], seconds: float = 60.0, world_size: int = 2
     ) -> tuple[int, list[bytes | None]]:
         """Bytes that were brought, and what this rank then reads from memory."""
-        entries = tuple(
-            FileEntry(path, len(data), digest_of(data))
-            for path, data in zip(PATHS, DATA, strict=True)
-        )
-        manifest = Manifest(
-            kind=SaveKind.CHECKPOINT,
-            step=5,
-            attempt=0,
-            incarnation=INCARNATION,
-            run_uid="uid",
-            created_at=datetime.now(UTC),
-            participants=(Participant("model", 0), Participant("model", 1)),
-            files=entries,
-        )
+        manifest = manifest_of(PATHS, DATA)
         resume = Resume(5, self.run.step(5), manifest, memory=self.place)
         ranks = Agreement(store, self.rank, world_size, 60)
         with Sources(resume) as sources:
