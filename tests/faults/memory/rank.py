@@ -85,7 +85,7 @@ def run(
 ) -> None:
     """Join, load, then follow the conductor's commands until ``end``.
 
-    Sends ``loaded`` with a `Report`, or
+    Sends ``joined`` and hears ``load``. Sends ``loaded`` with a `Report`, or
     ``failed`` with the error and the seconds that it took. Commands: ``save N`` (answers ``saved``
     with the error of an earlier save, if any, and the seconds that training waited), ``written``
     (wait for this rank's writers; answers ``written`` likewise), ``commit N`` (answers
@@ -99,6 +99,8 @@ def run(
     job.enter()
     dist.init_process_group("gloo")
     rank = _Rank(job)
+    line.say("joined")
+    line.hear()  # a rank that is struck before the others have joined is torch's to notice
     at_load()
     began = time.monotonic()
     try:

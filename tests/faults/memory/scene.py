@@ -21,7 +21,7 @@ from tests.faults.memory import promises
 from tests.faults.memory.promises import Pod, Report, Tier
 from tests.faults.memory.rank import Job, run, watch
 from tests.faults.plan import STRIDE, draw
-from tests.faults.processes import BrokenError, Child
+from tests.faults.processes import BrokenError, Child, HangError
 from tests.faults.trial import Trial
 from tests.ports import port_of, reserved_port
 
@@ -172,6 +172,10 @@ class Scene:
             children.append(
                 self.trial.child(f"rank {rank} of attempt {number}", run, job, *strikes)
             )
+        for child in children:
+            child.expect("joined")
+        for child in children:
+            child.tell("load")
         return Attempt(monitor, children, port)
 
     def first(self, *, at_arm: Mapping[int, At] | None = None, copied: bool = True) -> Attempt:
@@ -323,6 +327,9 @@ def scene(
                 columns=columns,
                 sharded=sharded,
             )
+        except HangError:
+            trial.note_stacks()
+            raise
         finally:
             trial.end()
         promises.check_no_processes(os.getpid())

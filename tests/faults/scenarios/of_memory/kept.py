@@ -77,10 +77,12 @@ def _lengthen(trial: Trial, path: Path) -> None:
 
 def _exchange(trial: Trial, path: Path) -> None:
     """As many bytes of another file, or zeros: such as those of a page that was never written."""
-    size = path.stat().st_size
+    before = path.read_bytes()
     others = [other for other in sorted(path.parent.iterdir()) if other.is_file() and other != path]
-    data = trial.dice.choice(others).read_bytes()
-    path.write_bytes((data + bytes(size))[:size])
+    data = (trial.dice.choice(others).read_bytes() + bytes(len(before)))[: len(before)]
+    if data == before:  # the other one has got this one's bytes in the same manner
+        data = bytes(len(before))
+    path.write_bytes(data)
 
 
 _DAMAGES: tuple[Callable[[Trial, Path], None], ...] = (_flip, _flip, _cut, _lengthen, _exchange)
