@@ -61,9 +61,13 @@ class Trial:
         trace: TracebackType | None,
     ) -> None:
         if isinstance(error, HangError):
-            for child in self._children:
-                child.note_stacks()
+            self.note_stacks()
         self.end()
+
+    def note_stacks(self) -> None:
+        """Let every living process write the stacks of its threads to the trial's log."""
+        for child in self._children:
+            child.note_stacks()
 
     def end(self) -> None:
         """Kill the remaining processes."""

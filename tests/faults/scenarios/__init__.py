@@ -16,6 +16,7 @@ from tests.faults.scenarios import (
     writers,
 )
 from tests.faults.scenarios.of_buckets import OF_BUCKETS
+from tests.faults.scenarios.of_memory import OF_MEMORY
 from tests.faults.scenarios.of_servers import OF_SERVERS
 
 ALL: dict[str, Scenario] = {
@@ -35,4 +36,4 @@ ALL: dict[str, Scenario] = {
         near_receivers,
     )
     for scenario in module.SCENARIOS
-} | {scenario.name: scenario for scenario in (*OF_BUCKETS, *OF_SERVERS)}
+} | {scenario.name: scenario for scenario in (*OF_BUCKETS, *OF_MEMORY, *OF_SERVERS)}

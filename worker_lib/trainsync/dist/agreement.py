@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from trainsync.dist.errors import PeerError, PeerLostError
-from trainsync.dist.store import GroupStore
 from trainsync.dist.rank_zero_number import RankZeroNumber
+from trainsync.dist.store import GroupStore
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,9 @@ class Agreement:
         lost: None: a rank that is gone is noticed only when the time is over.
         root: the default process group's number of rank 0.
         clock, sleep: of monotonic seconds.
+
+    Raises:
+        PeerLostError: the store is gone.
     """
 
     def __init__(
@@ -89,7 +92,10 @@ class Agreement:
         self._prefix = ""
         if store is not None:
             # Counted in the store, so that ranks of a new group begin at one like the others.
-            number = store.add(f"trainsync/{purpose}/{rank}", 1)
+            try:
+                number = store.add(f"trainsync/{purpose}/{rank}", 1)
+            except RuntimeError as error:
+                raise store_gone(f"beginning to {purpose}", error, gone) from error
             self._prefix = f"trainsync/{purpose}/{number}"
 
     def do(self, what: str, work: Callable[[], str]) -> list[str]:
@@ -238,7 +244,9 @@ class Agreement:
         answers = conclusion["answers"]
         return list(answers)
 
-    def _collect(self, store: GroupStore, mine: _Answer, doing: str, seconds: float) -> list[_Answer]:
+    def _collect(
+        self, store: GroupStore, mine: _Answer, doing: str, seconds: float
+    ) -> list[_Answer]:
         """Rank 0: what the others say. A rank that is gone ends it at once."""
         end = self._clock() + seconds
         answers = [mine]
@@ -257,7 +265,9 @@ class Agreement:
                 said.update(error=f"said nothing within {seconds:g} s")
         return answers
 
-    def _publish(self, store: GroupStore, answers: list[_Answer], doing: str, seconds: float) -> None:
+    def _publish(
+        self, store: GroupStore, answers: list[_Answer], doing: str, seconds: float
+    ) -> None:
         self._write(store, "all", {"round": self._round, "answers": answers}, doing)
         silent = sum("silent" in answer for answer in answers)
         readers = self.world_size - 1 - silent

@@ -13,6 +13,8 @@ ResultT = TypeVar("ResultT")
 ANSWER_SECONDS: Final = 10.0
 """A store that does not answer for so long is gone: its host was stopped, or cut off."""
 
+_CONNECT_SECONDS: Final = 5.0
+
 
 class GroupStore(Protocol):
     """The needed part of ``torch.distributed.Store``."""
@@ -83,9 +85,21 @@ class BoundedStore:
 
 
 def connect(store: Any) -> BoundedStore:
-    """A connection of its own to the ``torch.distributed.Store``; where there can be but one, that."""
-    own: Any = store
-    with suppress(RuntimeError, NotImplementedError):
-        own = store.clone()
-        own.set_timeout(timedelta(seconds=ANSWER_SECONDS))
-    return BoundedStore(own)
+    """A connection of its own to the ``torch.distributed.Store``; where there can be but one, that.
+
+    That one, too, where none comes in time: the store's host is gone, which requests then say.
+    """
+    cloned: Future[Any] = Future()
+
+    def clone() -> None:  # for as long as the store's own timeout, half an hour
+        with suppress(RuntimeError, NotImplementedError):
+            own = store.clone()
+            own.set_timeout(timedelta(seconds=ANSWER_SECONDS))
+            cloned.set_result(own)
+            return
+        cloned.set_result(store)
+
+    threading.Thread(target=clone, name="trainsync-store-connect", daemon=True).start()
+    with suppress(TimeoutError):
+        return BoundedStore(cloned.result(_CONNECT_SECONDS))
+    return BoundedStore(store)

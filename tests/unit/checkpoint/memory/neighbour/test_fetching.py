@@ -58,6 +58,23 @@ class Store:
             return self._values.pop(key, None) is not None
 
 
+def manifest_of(paths: Sequence[str], files: Sequence[bytes]) -> Manifest:
+    """Of step 5, saved by two ranks."""
+    return Manifest(
+        kind=SaveKind.CHECKPOINT,
+        step=5,
+        attempt=0,
+        incarnation=INCARNATION,
+        run_uid="uid",
+        created_at=datetime.now(UTC),
+        participants=(Participant("model", 0), Participant("model", 1)),
+        files=tuple(
+            FileEntry(path, len(data), digest_of(data))
+            for path, data in zip(paths, files, strict=True)
+        ),
+    )
+
+
 class Rank:
     """A rank in a pod of its own, which needs the file of its number."""
 
@@ -82,25 +99,12 @@ class Rank:
         file.seal(digest_of(DATA[number]))
 
     def bring(
-        self, store: Store, own: Sequence[str], seconds: float = 60.0
+        self, store: Store, own: Sequence[str], seconds: float = 60.0, world_size: int = 2
     ) -> tuple[int, list[bytes | None]]:
         """Bytes that were brought, and what this rank then reads from memory."""
-        entries = tuple(
-            FileEntry(path, len(data), digest_of(data))
-            for path, data in zip(PATHS, DATA, strict=True)
-        )
-        manifest = Manifest(
-            kind=SaveKind.CHECKPOINT,
-            step=5,
-            attempt=0,
-            incarnation=INCARNATION,
-            run_uid="uid",
-            created_at=datetime.now(UTC),
-            participants=(Participant("model", 0), Participant("model", 1)),
-            files=entries,
-        )
+        manifest = manifest_of(PATHS, DATA)
         resume = Resume(5, self.run.step(5), manifest, memory=self.place)
-        ranks = Agreement(store, self.rank, 2, 60)
+        ranks = Agreement(store, self.rank, world_size, 60)
         with Sources(resume) as sources:
             fetched = bring(resume, lambda: own, sources, ranks, seconds)
             found = [
@@ -121,7 +125,10 @@ def load(
 ) -> list[tuple[int, list[bytes | None]]]:
     store = Store()
     return together(
-        [partial(rank.bring, store, paths, seconds) for rank, paths in zip(ranks, own, strict=True)]
+        [
+            partial(rank.bring, store, paths, seconds, len(ranks))
+            for rank, paths in zip(ranks, own, strict=True)
+        ]
     )
 
 
@@ -181,11 +188,43 @@ def test_a_volume_without_a_key_costs_no_load(ranks: list[Rank]) -> None:
     assert load(ranks) == [(0, [None]), (0, [None])]
 
 
-@given(st.lists(st.frozensets(st.integers(0, 3)), max_size=5), st.integers(0, 3), st.integers(0, 9))
-def test_those_that_have_a_file_are_asked_for_it_each_once(
-    files: list[frozenset[int]], file: int, rank: int
+def test_a_pod_whose_files_are_damaged_gets_its_neighbours_copy(tmp_path: Path) -> None:
+    """Four of the file's five holders are ranks of the pod itself, and at most two are asked."""
+    (tmp_path / "run").mkdir()
+    first, other = Rank(tmp_path, 0), Rank(tmp_path, 1)
+    pod = [first]
+    for number in range(2, 5):
+        mate = Rank(tmp_path, number)
+        mate.place = first.place
+        pod.append(mate)
+    first.keep(0, b"\0" * len(DATA[0]))
+    other.keep(0, as_guest=True)
+    ranks = [*pod, other]
+    for number, rank in enumerate(ranks):
+        rank.rank = number
+    loaded = load(ranks, [(PATHS[0],), (), (), (), ()])
+    assert loaded[0] == (len(DATA[0]), [DATA[0]])
+
+
+HOLDERS = st.lists(
+    st.tuples(st.frozensets(st.integers(0, 3)), st.sampled_from(["a", "b", "c"])),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(HOLDERS, st.integers(0, 3), st.integers(0, 4))
+def test_those_of_other_pods_that_have_a_file_are_asked_for_it_each_once(
+    files: list[tuple[frozenset[int], str]], file: int, rank: int
 ) -> None:
-    holders = [Holder(("host", number), having, lacks=True) for number, having in enumerate(files)]
+    rank %= len(files)
+    holders = [
+        Holder(("host", number), having, lacks=True, pod=pod)
+        for number, (having, pod) in enumerate(files)
+    ]
     asked = choose(holders, file, rank)
-    assert sorted(asked) == [holder.address for holder in holders if file in holder.files]
+    own = holders[rank].pod
+    assert sorted(asked) == [
+        holder.address for holder in holders if file in holder.files and holder.pod != own
+    ]
     assert [Holder.parse(holder.to_json()) for holder in holders] == holders

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,29 +37,40 @@ class Holder:
 
     Attributes:
         address: of the rank's server.
-        files: whole there, by their numbers in the step's manifest.
+        files: that have the name of a whole one there, by their numbers in the step's manifest.
         lacks: whether the rank lacks a file.
+        pod: whose memory it is; None: it is not known.
     """
 
     address: tuple[str, int] | None
     files: frozenset[int]
     lacks: bool
+    pod: str | None = None
 
     def to_json(self) -> str:
         """For the other ranks."""
-        return json.dumps([self.address, sorted(self.files), self.lacks])
+        return json.dumps([self.address, sorted(self.files), self.lacks, self.pod])
 
     @classmethod
     def parse(cls, text: str) -> "Holder":
         """Inverse of `to_json`."""
-        address, files, lacks = json.loads(text)
-        return cls(None if address is None else (address[0], address[1]), frozenset(files), lacks)
+        address, files, lacks, pod = json.loads(text)
+        where = None if address is None else (address[0], address[1])
+        return cls(where, frozenset(files), lacks, pod)
 
 
 def choose(holders: Sequence[Holder], file: int, rank: int) -> list[tuple[str, int]]:
-    """Where a rank asks for a file, in turn; ranks that ask for much ask different ones. Pure."""
+    """Where a rank asks for a file, in turn; ranks that ask for much ask different ones. Pure.
+
+    Not in its own pod: it has looked there, and what has the file's name has other bytes.
+    """
+    own = holders[rank].pod
     having = [
-        holder.address for holder in holders if file in holder.files and holder.address is not None
+        holder.address
+        for holder in holders
+        if file in holder.files
+        and holder.address is not None
+        and (own is None or holder.pod != own)
     ]
     first = rank % len(having) if having else 0
     return having[first:] + having[:first]
@@ -94,6 +106,19 @@ def bring(
             return 0
         ranks.do("fetching from the memory of other ranks", lambda: fetch.fetch(holders, seconds))
         return fetch.fetched
+
+
+def _pod(place: MemoryPlace) -> str | None:
+    """Tells the memory of this pod from that of others; None: nothing lies in it.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    try:
+        about = place.directory.stat()
+    except FileNotFoundError:
+        return None
+    return f"{socket.gethostname()}/{about.st_dev}/{about.st_ino}"
 
 
 class _Fetch:
@@ -140,7 +165,7 @@ class _Fetch:
             server = MemoryServer(self._key, places_of(place))
             stack.callback(server.close)
             address = server.address
-        return Holder(address, files, bool(self._missing))
+        return Holder(address, files, bool(self._missing), _pod(place))
 
     def fetch(self, holders: Sequence[Holder], seconds: float) -> str:
         """Fetch what is missing, some files at once, as far as it comes in time."""
