@@ -29,7 +29,7 @@ def kill(point: str, count: int, *arguments: object) -> None:
     run_killed("tests.store.processes.killed", point, count, *arguments)
 
 
-@pytest.mark.parametrize("point", POINTS[STORE])
+@pytest.mark.parametrize("point", [point for point in POINTS[STORE] if point != "superseding"])
 def test_a_copy_into_a_bucket_that_is_killed_is_finished_by_the_next(
     place: Place, run: RunDirectory, point: str
 ) -> None:
