@@ -98,6 +98,7 @@ def host(where: InBucket, plan: Plan) -> StoreMonitorClient:
             max_to_keep=plan.keep,
             verify=plan.verify,
             save_deadline_seconds=DEADLINE_SECONDS,
+            reading_seconds=SWEEP_SECONDS,
         ),
         tick_seconds=TICK_SECONDS,
         timeout_seconds=SECONDS,
