@@ -6,7 +6,9 @@ from trainsync.agent.feed import FeedError
 from trainsync.agent.version import Version
 from trainsync.api.protocol import SaveKind
 from trainsync.failpoints import LIVE, enabled
+from trainsync.monitor.commit.core import CoreSettings
 from trainsync.monitor.ledger.saves import SaveOwner
+from trainsync.monitor.store.core import StoreCore
 from trainsync.storage.objects.bucket import Blob
 from trainsync.storage.objects.live import names
 from trainsync.storage.objects.live.term import Tenure
@@ -116,3 +118,38 @@ def test_a_bucket_that_is_emptied_is_an_error_and_not_an_older_version() -> None
     run.bucket.delete([names.TERM])
     with pytest.raises(FeedError, match="nothing of the run any more"):
         feed.next(first, 0)
+
+
+def test_weights_of_a_run_before_are_never_those_of_the_next_run_in_the_prefix() -> None:
+    run = Run()
+    core, owner = resumed(run, 0, run_uid="uid-a")
+    publish(run, core, owner, 1)
+    checkpoint(run, core, owner, 1)
+    publish(run, core, owner, 5, b"of the first")
+    feed = feed_of(run)
+    fifth = take(feed)
+    assert (fifth.step, fifth.run_uid) == (5, "uid-a")
+    run.bucket.delete([names.TERM])  # a person's, before the next run goes on there
+    core = StoreCore(run.bucket, CoreSettings(run_uid="uid-b"), clock=lambda: run.now)
+    owner = SaveOwner(0, "bbbbbbbb0")
+    core.claim(owner, "local", None)
+    core.resume(owner)
+    first = take(feed, fifth)
+    assert (first.step, first.run_uid) == (1, "uid-b")
+    publish(run, core, owner, 2, b"of the second")
+    assert take(feed, first).step == 2
+
+
+def test_a_version_that_is_committed_after_a_newer_one_costs_no_requests_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run()
+    core, owner = resumed(run, 0)
+    publish(run, core, owner, 10)
+    publish(run, core, owner, 9)
+    feed = feed_of(run)
+    tenth = take(feed)
+    assert tenth.step == 10
+    monkeypatch.setattr(run.bucket, "below", None)  # a listing would fail
+    monkeypatch.setattr(run.bucket, "objects", None)
+    assert feed.next(tenth, 0.1) is None

@@ -55,6 +55,7 @@ class CommitFeed:
         self._term: Blob | None = None
         self._settled = False  # nothing more comes before the term changes
         self._found: Version | None = None
+        self._seen_run: str | None = None  # whose term was read last
         self._known: dict[tuple[SaveKind, int], _Known] = {}
 
     def next(self, after: Version | None, timeout: float) -> Version | None:
@@ -86,6 +87,9 @@ class CommitFeed:
             return self._found
         self._settled = False  # also where the rest cannot be read
         term = decode_term(blob)
+        if term.run_uid != self._seen_run:  # whose own a save is depends on the run
+            self._seen_run, self._found = term.run_uid, None
+            self._known.clear()
         found = self._version(term)
         self._term, self._found, self._settled = blob, found, self._is_settled(term)
         return found
@@ -95,6 +99,7 @@ class CommitFeed:
         intent = term.intent
         if intent is None or intent.kind is not _KIND:
             return True
+        self._info(_KIND, intent.step, term.run_uid)  # it may be older than the newest one
         known = self._known.get((_KIND, intent.step))
         return known is not None and known.blob.data == intent.manifest.encode()
 

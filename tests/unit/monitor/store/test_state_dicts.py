@@ -10,6 +10,7 @@ from trainsync.monitor.errors import FencedError
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.store.core import StoreCore
 from trainsync.storage.objects import commits, keys, mending
+from trainsync.storage.objects.errors import StoreUnavailableError
 from trainsync.storage.objects.live import references
 from trainsync.storage.saves.incarnations import successor
 
@@ -331,3 +332,61 @@ def test_a_monitor_that_keeps_all_finds_the_newest_before_many_that_are_not_supe
     publish(run, core, owner, 2, b"again!")
     core, owner = resumed(run, 1)
     assert newest(core, owner) == 2
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_an_attempt_resumed_from_stays_for_readers_that_were_told_of_it(
+    in_place: bool,
+) -> None:
+    run = Run()
+    core, owner = resumed(run, 0, max_to_keep=1, reading_seconds=READING)
+    publish(run, core, owner, 5)
+    checkpoint(run, core, owner, 5)
+    for step in (6, 7):
+        publish(run, core, owner, step)
+    run.now += timedelta(seconds=READING + 300)  # until the trainers are there again
+    if in_place:
+        second = SaveOwner(0, successor(owner.incarnation))
+        core.renew(owner, second.incarnation, "a rank died")
+        core.resume(owner := second)
+    else:
+        core, owner = resumed(run, 1, max_to_keep=1, reading_seconds=READING)
+    core.tick()
+    assert newest(core, owner) == 5, "a reader begins"
+    publish(run, core, owner, 6, b"again!")
+    checkpoint(run, core, owner, 6, b"again!")
+    run.now += timedelta(seconds=READING - 1)
+    core.tick()
+    assert 5 in run.steps(STATE_DICT)
+    run.now += timedelta(seconds=2)
+    core.tick()
+    assert 5 not in run.steps(STATE_DICT)
+
+
+def test_readers_have_their_time_from_the_commit_of_the_next_version_not_from_its_manifests_making(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run()
+    core, owner = resumed(run, 0, max_to_keep=1, reading_seconds=READING)
+    publish(run, core, owner, 1)
+    create = run.bucket.create
+
+    def refuse(key: str, data: bytes) -> None:
+        if key.startswith("manifests/"):
+            raise StoreUnavailableError("503")
+        create(key, data)
+
+    monkeypatch.setattr(run.bucket, "create", refuse)
+    publish(run, core, owner, 2)
+    run.now += timedelta(seconds=READING + 60)
+    core.tick()
+    assert newest(core, owner) == 1
+    monkeypatch.setattr(run.bucket, "create", create)
+    run.now += timedelta(seconds=5)
+    core.tick()
+    core.tick()
+    assert newest(core, owner) == 2
+    assert run.steps(STATE_DICT) == [1, 2]
+    run.now += timedelta(seconds=READING + 1)
+    core.tick()
+    assert run.steps(STATE_DICT) == [2]

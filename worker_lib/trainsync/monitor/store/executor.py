@@ -100,6 +100,9 @@ class StoreExecutor:
         self._ended: dict[SaveKey, None] = {}  # in the order in which they ended
         self._retention_due = True
         self._readers_until: datetime | None = None  # then retention is due again
+        # When state dicts were found committed, and the first one of each owner.
+        self._heard: dict[tuple[int, SaveOwner], datetime] = {}
+        self._first_heard: dict[SaveOwner, datetime] = {}
         self.has_superseded = False
         """Whether objects of older attempts lost their manifest: `tidy.sweep` removes them."""
         self._doomed: dict[int, set[str]] = {}  # see `references.remove`
@@ -150,7 +153,24 @@ class StoreExecutor:
         self._reading.clear()
         self._ended.clear()
         self._retention_due, self._readers_until = True, None
+        self._hear_again()
         self.revision += 1
+
+    def _hear_again(self) -> None:
+        """The newest state dict may have been committed just now, by the intent of the monitor
+        before this one."""
+        self._heard.clear()
+        self._first_heard.clear()
+        infos = self.ledger.infos(SaveKind.STATE_DICT)
+        for info in infos:
+            self._hear(info, info.time)
+        if infos:
+            newest = max(infos, key=lambda info: (info.age, info.step))
+            self._heard[newest.step, newest.owner] = max(newest.time, self._clock())
+
+    def _hear(self, info: CommittedInfo, when: datetime) -> None:
+        self._heard[info.step, info.owner] = when
+        self._first_heard[info.owner] = min(when, self._first_heard.get(info.owner, when))
 
     def scan(self) -> None:
         """Take what participants have put since. Raises `StoreError`."""
@@ -365,6 +385,8 @@ class StoreExecutor:
         before = self.ledger.info(key.kind, key.step)
         self.has_superseded |= before is not None and before.owner != key.owner
         self.ledger.committed(key.kind, info)
+        if key.kind is SaveKind.STATE_DICT:
+            self._hear(info, self._clock())
         seconds = (self._clock() - prepared.registered_at).total_seconds()
         self._observer.committed(key.kind, info, max(seconds, 0.0))
         _LOG.info("%s committed, %d bytes, %s", key, info.bytes, info.digest)
@@ -462,9 +484,16 @@ class StoreExecutor:
         protected = {save.key.step for save in ledger.saves() if save.open}
         protected |= self.also_kept()
         protected |= {found.step for kind in SaveKind if (found := ledger.newest(kind)) is not None}
-        if began is not None and began.step is not None and not self._has_own(began.step):
-            protected.add(began.step)
-        read = tidy.readable(ledger, now, self._reading_time)
+        there = {(info.step, info.owner) for info in ledger.infos(SaveKind.STATE_DICT)}
+        self._heard = {key: when for key, when in self._heard.items() if key in there}
+        read = tidy.readable(ledger, now, self._reading_time, self._heard)
+        if began is not None and began.step is not None:
+            if not self._has_own(began.step):
+                protected.add(began.step)
+            # The attempt's explorers were told of it until the attempt's first one.
+            own = [when for one, when in self._first_heard.items() if one in ledger.owners]
+            if own and now < (until := min(own) + self._reading_time):
+                read[began.step] = max(until, read.get(began.step, until))
         removed = tidy.retain(
             self._bucket,
             self._tenure,

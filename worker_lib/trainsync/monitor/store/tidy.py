@@ -5,7 +5,7 @@ Objects of an incarnation that is not in force can go at once: it can commit not
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Final
@@ -13,7 +13,7 @@ from typing import Final
 from trainsync.api.protocol import SaveKind
 from trainsync.failpoints import failpoint
 from trainsync.monitor.ledger.ledger import Ledger
-from trainsync.monitor.ledger.saves import CommittedInfo, SaveKey
+from trainsync.monitor.ledger.saves import CommittedInfo, SaveKey, SaveOwner
 from trainsync.monitor.store.scan import records_of
 from trainsync.storage.errors import DamagedFileError
 from trainsync.storage.layout import parse_step
@@ -106,12 +106,22 @@ def retain(
     return gone
 
 
-def readable(ledger: Ledger, now: datetime, reading_time: timedelta) -> dict[int, datetime]:
+def readable(
+    ledger: Ledger,
+    now: datetime,
+    reading_time: timedelta,
+    heard: Mapping[tuple[int, SaveOwner], datetime],
+) -> dict[int, datetime]:
     """Steps whose state dict a reader may be at, and until when: it was the newest one within
-    ``reading_time``. Readers may not write into the store, so none says so."""
+    ``reading_time``. Readers may not write into the store, so none says so.
+
+    Args:
+        heard: when state dicts were found committed, where that is known: a manifest says when it
+            was made, and a store may have refused it since.
+    """
     found = {}
     for one, newer in pairwise(_as_trained(ledger, SaveKind.STATE_DICT)):
-        until = newer.time + reading_time
+        until = max(newer.time, heard.get((newer.step, newer.owner), newer.time)) + reading_time
         if now < until:
             found[one.step] = until
     return found

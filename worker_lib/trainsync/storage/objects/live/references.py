@@ -127,7 +127,8 @@ def remove(
         since: see `pinned`.
         doomed: objects by step, where the store failed after the manifests were removed, which name
             them no more; the same one when it is done again.
-        may: called right before objects are removed; its exception prevents that.
+        may: called right before manifests and before objects are removed; its exception prevents
+            that.
         also: see `named`.
     """
     if step in pinned(bucket, since):
@@ -145,6 +146,7 @@ def remove(
         except DamagedFileError:
             return False  # a person's, or a newer release's
         there.append(key)
+    may()
     bucket.delete(there)
     failpoint("live.uncommitted")
     # A pin on a step that is gone, this one or another, may be of objects that this one names, too.
