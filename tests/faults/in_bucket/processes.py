@@ -152,6 +152,7 @@ def served(
     client = FailoverClient([client_of(place, where, token_file) for place in places])
     client.claim(RUN_CLUSTER)
     line.say("claimed")
+    # It has what a trainer calls of a client that hosts the monitor.
     trainer = Trainer(where, plan, client, range(plan.ranks))  # type: ignore[arg-type]
     obey(line, trainer, Faulty())
 

@@ -176,6 +176,7 @@ def killing_in_round(doing: str, *, after: bool, strike: Callable[[], None]) -> 
 
             return real(self, what, struck if what.startswith(doing) else work)
 
+        # Each round of a load passes here, which has no failpoint.
         Agreement.do = do  # type: ignore[method-assign]
 
     return arm

@@ -2,13 +2,12 @@
 
 import logging
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trainsync.agent.feed import FeedError
+from trainsync.agent.feed import FeedError, look_until
 from trainsync.agent.version import Version, on_volume, weights_digest
 from trainsync.api.protocol import SaveKind
 from trainsync.monitor.commit.committer import info_of
@@ -110,17 +109,10 @@ class DirectoryFeed:
 
     def next(self, after: Version | None, timeout: float) -> Version | None:
         """See `VersionFeed`."""
-        deadline = time.monotonic() + timeout
-        while True:
-            try:
-                found = self._newest(after)
-            except (OSError, StorageError) as error:
-                raise FeedError(f"the run's directory cannot be read: {error}") from error
-            if found is not None and found.follows(after):
-                return found
-            left = deadline - time.monotonic()
-            if left <= 0 or self._closed.wait(min(left, self._poll_seconds)):
-                return None
+        try:
+            return look_until(self._newest, after, timeout, self._closed, self._poll_seconds)
+        except (OSError, StorageError) as error:
+            raise FeedError(f"the run's directory cannot be read: {error}") from error
 
     def close(self) -> None:
         """See `VersionFeed`."""

@@ -1,5 +1,8 @@
 """Where an agent hears of versions."""
 
+import time
+from collections.abc import Callable
+from threading import Event
 from typing import Protocol
 
 from trainsync.agent.version import Version
@@ -29,3 +32,21 @@ class VersionFeed(Protocol):
     def close(self) -> None:
         """End all waiting."""
         ...
+
+
+def look_until(
+    newest: Callable[[Version | None], Version | None],
+    after: Version | None,
+    timeout: float,
+    closed: Event,
+    poll_seconds: float,
+) -> Version | None:
+    """`VersionFeed.next` by looking each ``poll_seconds``; None also once ``closed``."""
+    deadline = time.monotonic() + timeout
+    while True:
+        found = newest(after)
+        if found is not None and found.follows(after):
+            return found
+        left = deadline - time.monotonic()
+        if left <= 0 or closed.wait(min(left, poll_seconds)):
+            return None

@@ -182,7 +182,7 @@ def _stale_list(trial: Trial) -> None:
         for child in everyone:
             child.tell("fault")
         if trial.point == "killed":
-            time.sleep(trial.dice.random() * 0.5)
+            time.sleep(trial.dice.random() * 0.5)  # a fault strikes at any moment
             for child in everyone:
                 child.kill()
         else:

@@ -38,7 +38,7 @@ def _two_attempts(trial: Trial) -> None:
         if breaches:
             made.wait_struck(host)
         else:
-            time.sleep(dice.random() * 0.3)
+            time.sleep(dice.random() * 0.3)  # the claim comes at any moment
         if breaches and dies:
             host.kill()  # also one that did not come to the point
             if ranks is not None:
@@ -80,7 +80,7 @@ def _emptied(trial: Trial) -> None:
         older = [child for child in (host, ranks) if child is not None]
         for child in older:
             child.tell("fault")
-        time.sleep(dice.random() * 0.2)
+        time.sleep(dice.random() * 0.2)  # at any moment of its save
         watch = trial.watch
         assert isinstance(watch, BucketWatch)
         watch.is_off = True

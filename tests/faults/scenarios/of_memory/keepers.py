@@ -120,6 +120,7 @@ def _send_to_newer(made: Scene) -> None:
             time.sleep(0.05)  # polling interval
         return [keeper for keeper in found if keeper.id != own.id]
 
+    # No setting gives a rank the partners of another attempt.
     Neighbour._partners = partners  # type: ignore[method-assign]
 
 

@@ -21,7 +21,7 @@ from trainsync.weights.errors import (
 )
 from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync.weights.transports.base import Weights, WeightSource, check_fit, meta_of
-from trainsync.weights.versions import Published
+from trainsync.weights.versions import Published, VersionMeta
 
 _LONGEST_HOLDER: Final = 64
 _NOT_IN_HOLDER = re.compile(r"[^A-Za-z0-9._-]")
@@ -100,14 +100,24 @@ class VolumeSource(WeightSource):
             raise DigestMismatchError(f"{what} is refused: {error}") from error
         except OSError as error:
             raise WeightsUnavailableError(f"{what} could not be read: {error}") from error
-        offered = [meta_of(name, tensor) for name, tensor in tensors.items()]
-        check_fit(meta.version, self._expected, offered)
-        size = sum(tensor.nbytes for tensor in tensors.values())
-        return Weights(
-            meta.version,
-            meta.digest,
-            dict(tensors),
-            size,
-            time.monotonic() - started,
-            {TransferKind.VOLUME: size},
-        )
+        return as_fetched(meta, tensors, self._expected, started)
+
+
+def as_fetched(
+    meta: VersionMeta,
+    tensors: Mapping[str, torch.Tensor],
+    expected: Sequence[TensorMeta] | None,
+    started: float,
+) -> Weights:
+    """What was read of a committed version, since ``started`` (`time.monotonic`).
+
+    Raises:
+        As `check_fit`.
+    """
+    offered = [meta_of(name, tensor) for name, tensor in tensors.items()]
+    check_fit(meta.version, expected, offered)
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    took = time.monotonic() - started
+    return Weights(
+        meta.version, meta.digest, dict(tensors), size, took, {TransferKind.VOLUME: size}
+    )

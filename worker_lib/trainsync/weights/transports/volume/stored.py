@@ -22,8 +22,8 @@ from trainsync.weights.errors import (
     WeightsReplacedError,
     WeightsUnavailableError,
 )
-from trainsync.weights.synchronizer.counts import TransferKind
-from trainsync.weights.transports.base import Weights, WeightSource, check_fit, meta_of
+from trainsync.weights.transports.base import Weights, WeightSource
+from trainsync.weights.transports.volume.fetcher import as_fetched
 from trainsync.weights.versions import CheckpointLocation, Published
 
 _KIND = SaveKind.STATE_DICT
@@ -81,17 +81,7 @@ class StoredStateDicts(WeightSource):
             raise DigestMismatchError(f"{what} is refused: {error}") from error
         except StoreError as error:
             raise WeightsUnavailableError(f"{what} could not be read: {error}") from error
-        offered = [meta_of(name, tensor) for name, tensor in tensors.items()]
-        check_fit(meta.version, self._expected, offered)
-        size = sum(tensor.nbytes for tensor in tensors.values())
-        return Weights(
-            meta.version,
-            meta.digest,
-            dict(tensors),
-            size,
-            time.monotonic() - started,
-            {TransferKind.VOLUME: size},
-        )
+        return as_fetched(meta, tensors, self._expected, started)
 
     def _manifest(self, location: CheckpointLocation, what: str) -> Stored:
         """The manifest that was announced. Raises `WeightsReplacedError`: it is another by now."""
