@@ -55,7 +55,8 @@ RUN_RULES: Final = (
     # Needed for owner references with blockOwnerDeletion where the API server checks these.
     PolicyRule(RUN.group, (f"{RUN.plural}/finalizers",), ("update",)),
     PolicyRule(RAY_CLUSTER.group, (RAY_CLUSTER.plural, RAY_JOB.plural), (*_APPLY, "delete")),
-    PolicyRule("", (POD.plural,), ("list", "watch")),
+    # Pods of Ray on a node that is lost: nothing else ends them.
+    PolicyRule("", (POD.plural,), ("list", "watch", "delete")),
     PolicyRule("", (SERVICE_ACCOUNT.plural, CLAIM.plural), _APPLY),
     # Of servers that the spec has no more.
     PolicyRule("", (SERVICE.plural,), (*_APPLY, "delete")),

@@ -17,7 +17,7 @@ from kubernetes.aio.dynamic import DynamicClient, Resource
 from trainsync.api import names
 from trainsync.kube.client import KubeError, message_of
 
-from trainsync_operator.kube.kinds import Kind
+from trainsync_operator.kube.kinds import POD, Kind
 from trainsync_operator.kube.objects import Object
 
 REQUEST_SECONDS: Final = 15
@@ -115,7 +115,10 @@ class Api(Protocol):
         """Replace an object at a known resourceVersion; refused with 409 if it has changed."""
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
-        """Delete the object with this uid in the background; no error if it is gone."""
+        """Delete the object with this uid in the background; no error if it is gone.
+
+        A pod is deleted at once, without its grace period.
+        """
 
 
 def _error(error: ApiException) -> ApiError:
@@ -349,12 +352,14 @@ class KubernetesApi:
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         """See `Api`."""
-        options = {
+        options: Object = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "propagationPolicy": "Background",
             "preconditions": {"uid": uid},
         }
+        if kind is POD:
+            options["gracePeriodSeconds"] = 0
         try:
             await self._call(
                 "delete",

@@ -89,6 +89,7 @@ class Pod:
     """A Ray pod of the run."""
 
     name: str
+    uid: str
     cluster: str
     group: str | None
     role: str
@@ -96,7 +97,8 @@ class Pod:
     created: datetime
     alive: bool
     ready: bool
-    evicted: bool
+    # Evicted from a node of which the control plane hears nothing: no kubelet ends the pod.
+    stranded: bool
     deletion_deadline: datetime | None
     problem: str | None
     ended: str | None
@@ -292,8 +294,10 @@ def read_pod(obj: Object) -> Pod:
     ended, words = _end(obj)
     alive = not deleting and status.get("phase") in ("Pending", "Running", None) and ended is None
     disruption = objects.condition(obj, "DisruptionTarget") or {}
+    evicted = deleting and disruption.get("reason") == "DeletionByTaintManager"
     return Pod(
         name=meta["name"],
+        uid=meta["uid"],
         cluster=labels.get(names.LABEL_CLUSTER, ""),
         group=labels.get(names.LABEL_GROUP),
         role=labels.get(names.LABEL_ROLE, ROLE_HEAD),
@@ -301,7 +305,7 @@ def read_pod(obj: Object) -> Pod:
         created=objects.created(obj),
         alive=alive,
         ready=alive and objects.condition_is_true(obj, "Ready"),
-        evicted=deleting and disruption.get("reason") == "DeletionByTaintManager",
+        stranded=evicted and _node_is_silent(obj),
         # The API server writes the end of the grace period.
         deletion_deadline=objects.optional_time(meta.get("deletionTimestamp")),
         problem=_container_problem(obj) if alive else None,

@@ -23,6 +23,7 @@ from trainsync_operator.kube import objects
 from trainsync_operator.kube.kinds import (
     CLAIM,
     DEPLOYMENT,
+    POD,
     RAY_CLUSTER,
     RAY_JOB,
     ROLE_BINDING,
@@ -138,7 +139,13 @@ def _why_no_job(run: Run, state: State, observed: Observed, now: datetime) -> st
 
 
 def _doomed(run: Run, state: State, observed: Observed, keep_clusters: bool) -> list[Doomed]:
-    doomed = []
+    # KubeRay counts a pod that nothing ends as running: no new one would be made, and to make the
+    # cluster anew would cost the memory of all other pods, with the lost one's neighbour's copy.
+    doomed = [
+        Doomed(POD, pod.name, pod.uid)
+        for pod in observed.pods_of(state.cluster_attempt)
+        if keep_clusters and pod.stranded and pod.role != ROLE_HEAD
+    ]
     for job in observed.jobs:
         over = state.suspended or state.outcome is not None or job.attempt != state.attempt
         # The last failed job stays, for debugging.

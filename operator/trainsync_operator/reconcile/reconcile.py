@@ -16,7 +16,7 @@ from trainsync_operator.builders import queue
 from trainsync_operator.builders.target import MonitorSettings
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.client import Api, ApiError, ApiRefusedError
-from trainsync_operator.kube.kinds import DEPLOYMENT, RAY_CLUSTER, RAY_JOB, RUN
+from trainsync_operator.kube.kinds import DEPLOYMENT, POD, RAY_CLUSTER, RAY_JOB, RUN
 from trainsync_operator.kube.logging import of_attempt
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.kube.store import Store
@@ -348,6 +348,9 @@ class Reconciler:
         for doomed in todo.delete:
             await reads.delete(doomed.kind, run.namespace, doomed.name, doomed.uid)
             _LOG.info("deleted %s %s", doomed.kind.name, doomed.name)
+            if doomed.kind is POD:
+                message = f"Pod {doomed.name} was deleted: its node is lost, and nothing ends it."
+                await self.events.transition(run, "LostPodDeleted", message, now)
         for kind, desired in todo.ensure:
             if made_cluster and kind is not RAY_CLUSTER and not reads.lists_live:
                 return 0.0  # of many new runs, all RayClusters come before the first monitor

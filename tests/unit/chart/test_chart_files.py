@@ -106,7 +106,7 @@ def test_what_the_security_model_rules_out_is_no_right_of_the_operator() -> None
     assert not {name for name, _ in rights} & {"secrets", "roles", "clusterroles", "pods/exec"}
     deletes = {name for name, verb in rights if verb == "delete"}
     of_servers = {"deployments", "services", "poddisruptionbudgets"}
-    assert deletes == {"trainingruns", "rayclusters", "rayjobs", *of_servers}
+    assert deletes == {"trainingruns", "rayclusters", "rayjobs", "pods", *of_servers}
 
 
 @pytest.mark.parametrize(

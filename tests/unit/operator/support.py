@@ -122,6 +122,7 @@ def ray_cluster(attempt: int = 0, **changes: Any) -> RayCluster:
 def pod(role: str, number: int, *, attempt: int = 0, **changes: Any) -> Pod:
     values: dict[str, Any] = {
         "name": f"{role.lower()}-{number}",
+        "uid": f"uid-{role.lower()}-{number}",
         "cluster": "main",
         "group": None if role == "Head" else role.lower(),
         "role": role,
@@ -129,7 +130,7 @@ def pod(role: str, number: int, *, attempt: int = 0, **changes: Any) -> Pod:
         "created": START - seconds(30),
         "alive": True,
         "ready": True,
-        "evicted": False,
+        "stranded": False,
         "deletion_deadline": None,
         "problem": None,
         "ended": None,
@@ -313,6 +314,13 @@ class FakeApi:
         self._write("delete", kind, name, effect)
 
 
+SILENT_NODE = [
+    {"type": "Ready", "status": "False"},
+    {"type": "ContainersReady", "status": "True"},
+    {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"},
+]
+
+
 class KubeRay:
     """Changes a `FakeApi` like KubeRay and the Deployment controller."""
 
@@ -408,6 +416,15 @@ class KubeRay:
         for candidate in self.api.all(POD):
             if candidate["metadata"]["name"] not in before:
                 candidate["status"]["conditions"] = []
+
+    def lose_node(self, role: str) -> None:
+        """The node of one pod of a role is silent, and the pod is evicted; no kubelet ends it."""
+        for candidate in self.api.all(POD):
+            if candidate["metadata"]["labels"].get(names.LABEL_ROLE) == role:
+                candidate["metadata"]["deletionTimestamp"] = format_time(self.api.clock())
+                candidate["status"]["conditions"] = SILENT_NODE
+                return
+        raise AssertionError(f"no pod of role {role}")
 
     def evict(self, role: str) -> None:
         """One pod of a role is drained from its node, and ends."""

@@ -182,10 +182,11 @@ def _rollback(run: Run, state: State, out: Findings) -> None:
         out.causes.append(Cause(Reason.ROLLBACK, message, scope, counted=False))
 
 
-def _lost_nodes(state: State, observed: Observed, out: Findings) -> None:
+def _lost_heads(state: State, observed: Observed, out: Findings) -> None:
+    """Other pods of a lost node are deleted, and KubeRay makes new ones: see `plan`."""
     for pod in observed.pods_of(state.cluster_attempt):
-        if pod.evicted:
-            message = f"Pod {pod.name} of cluster {pod.cluster} is stuck on a node that is lost."
+        if pod.stranded and pod.role == ROLE_HEAD:
+            message = f"Head pod {pod.name} of cluster {pod.cluster} is on a node that is lost."
             out.causes.append(_infrastructure(Reason.NODE_LOST, message))
 
 
@@ -343,7 +344,7 @@ def find(
     if edits:
         _rollback(run, state, out)
         _edits(run, state, observed, out)
-    _lost_nodes(state, observed, out)
+    _lost_heads(state, observed, out)
     jobs = observed.jobs_of(state.attempt)
     if not jobs:
         _stuck_pods(run, state, observed, now, out)

@@ -301,14 +301,18 @@ def test_how_a_pod_ended(status: dict[str, Any], ended: str | None) -> None:
     assert (read.alive, read.ended) == (False, ended)
 
 
-def test_a_pod_taken_from_a_dead_node_is_evicted_and_one_deleted_by_hand_is_not() -> None:
+def test_only_a_pod_that_is_evicted_from_a_silent_node_is_stranded() -> None:
     deleting = {**_pod(), "metadata": {**META, "deletionTimestamp": "2026-01-01T00:00:30Z"}}
     read = read_pod(deleting)
-    assert (read.alive, read.evicted) == (False, False)
+    assert (read.alive, read.stranded) == (False, False)
     assert read.deletion_deadline is not None
     taint = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
-    deleting["status"] = {"phase": "Running", "conditions": [taint]}
-    assert read_pod(deleting).evicted
+    for silent in (False, True):
+        ready = _ready("False", containers="True") if silent else _ready("True", containers="True")
+        deleting["status"] = {"phase": "Running", "conditions": [*ready, taint]}
+        assert read_pod(deleting).stranded is silent
+    of_a_silent_node = {"phase": "Running", "conditions": _ready("False", containers="True")}
+    assert not read_pod({**deleting, "status": of_a_silent_node}).stranded
 
 
 @pytest.mark.parametrize(

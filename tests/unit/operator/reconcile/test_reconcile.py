@@ -290,6 +290,25 @@ async def test_a_lost_head_means_a_new_ray_cluster_and_the_old_one_goes() -> Non
     assert pod_labels == {"1"}
 
 
+@pytest.mark.parametrize(("role", "attempts"), [("Trainer", 1), ("Explorer", 0)])
+async def test_a_pod_on_a_lost_node_is_replaced_and_the_other_pods_stay(
+    role: str, attempts: int
+) -> None:
+    world = World(spec(failurePolicy={"backoffSeconds": 0}))
+    await world.running()
+    before = {objects.name(obj) for obj in world.api.all(POD)}
+    world.kuberay.lose_node(role)
+    await world.calm()
+    kept = {objects.name(obj) for obj in world.api.all(POD)}
+    assert len(before - kept) == 1
+    assert events_of(world.api).count("LostPodDeleted") == 1
+    world.kuberay.settle()
+    await world.calm()
+    assert len(world.api.all(POD)) == len(before)
+    assert (world.clusters(), world.jobs()) == (["tiny-main-0"], [f"tiny-main-{attempts}"])
+    assert world.status.get("infrastructureRestarts", 0) == attempts
+
+
 async def test_of_failed_jobs_the_last_one_is_kept_to_look_at() -> None:
     world = World(spec(failurePolicy={"backoffSeconds": 0}))
     await world.running()

@@ -53,7 +53,8 @@ ENDED: Final = ("Complete", "Failed")
 
 MOVES: Final = (
     "pods come", "jobs stop", "lose trainer", "lose head", "drain trainer", "job fails", "job goes",
-    "monitor reports", "namesake", "the save commits", "the save fails", "a late write lands",
+    "lose node of Head", "lose node of Trainer", "lose node of Explorer", "monitor reports",
+    "namesake", "the save commits", "the save fails", "a late write lands",
 )  # fmt: skip
 IGNORED: Final = {"action": "Ignore", "onClasses": ["Infrastructure"]}
 RULES: Final = (
@@ -213,7 +214,9 @@ class Operated(RuleBasedStateMachine):
         elif what == "lose head":
             self.lose("Head")
         elif what == "drain trainer":
-            self.drain()
+            self.take("Trainer", self.kuberay.evict)
+        elif what.startswith("lose node of "):
+            self.take(what.split()[-1], self.kuberay.lose_node)
         elif what == "job fails":
             self.end_job("FAILED")
         elif what.startswith("the save"):
@@ -251,9 +254,10 @@ class Operated(RuleBasedStateMachine):
         except AssertionError:
             return  # there is none
 
-    def drain(self) -> None:
+    def take(self, role: str, how: Callable[[str], None]) -> None:
+        """The infrastructure takes a pod of a role."""
         try:
-            self.kuberay.evict("Trainer")
+            how(role)
         except AssertionError:
             return  # there is none
         self.drained += 1
@@ -496,6 +500,8 @@ class Operated(RuleBasedStateMachine):
             self.move("jobs stop")
             self.move("pods come")
             self.work_off(self.now + seconds(6))
+        lost = [objects.name(p) for p in self.api.all(POD) if objects.being_deleted(p)]
+        assert not lost, "pods of lost nodes are left, and KubeRay does not replace them"
         before = len(self.api.writes)
         self.work_off(self.now + seconds(6))
         assert len(self.api.writes) == before, self.api.writes[before:]

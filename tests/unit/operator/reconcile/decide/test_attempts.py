@@ -358,14 +358,43 @@ def test_a_head_that_is_briefly_not_ready_is_waited_for() -> None:
     assert later.state.cluster_attempt == 1
 
 
+def on_a_lost_node(role: str, number: int, jobs: tuple[Job, ...]) -> Observed:
+    lost = pod(
+        role,
+        number,
+        alive=False,
+        stranded=True,
+        deletion_deadline=NOW + seconds(30),
+        disruption="DeletionByTaintManager",
+    )
+    others = tuple(p for p in pods() if p.name != lost.name)
+    return healthy(jobs, pods=(*others, lost))
+
+
 @pytest.mark.parametrize("jobs", [(), (job(JobPhase.RUNNING),)])
-def test_a_pod_evicted_from_a_dead_node_means_new_clusters_at_once(jobs: tuple[object]) -> None:
-    stuck = pod("Explorer", 1, alive=False, evicted=True, deletion_deadline=NOW + seconds(30))
-    observed = healthy(jobs, pods=(*pods()[:4], stuck))
-    decision = decide(make_run(), RUNNING, observed, NOW)
+def test_a_head_on_a_lost_node_means_new_clusters_at_once(jobs: tuple[Job, ...]) -> None:
+    decision = decide(make_run(), RUNNING, on_a_lost_node("Head", 0, jobs), NOW)
     assert decision.transition is Transition.RESTART
     assert decision.state.cluster_attempt == decision.state.attempt == 1
     assert (decision.state.restarts, decision.state.infrastructure_restarts) == (0, 1)
+
+
+def test_a_trainer_on_a_lost_node_means_a_new_attempt_on_the_same_clusters() -> None:
+    observed = on_a_lost_node("Trainer", 1, (job(JobPhase.RUNNING),))
+    decision = decide(make_run(), RUNNING, observed, NOW)
+    assert (decision.state.attempt, decision.state.cluster_attempt) == (1, 0)
+    assert (decision.state.restarts, decision.state.infrastructure_restarts) == (0, 1)
+    assert "DeletionByTaintManager" in decision.message
+
+
+@pytest.mark.parametrize("role", ["Trainer", "Explorer"])
+def test_a_pod_of_a_lost_node_does_not_end_an_attempt_that_starts(role: str) -> None:
+    assert decide(make_run(), RUNNING, on_a_lost_node(role, 1, ()), NOW).transition is None
+
+
+def test_an_explorer_on_a_lost_node_does_not_end_a_job_that_runs() -> None:
+    observed = on_a_lost_node("Explorer", 1, (job(JobPhase.RUNNING),))
+    assert decide(make_run(), RUNNING, observed, NOW).transition is None
 
 
 @pytest.mark.parametrize("role", ["Explorer", "Trainer", "Head"])
@@ -400,7 +429,7 @@ def test_an_old_explorer_that_does_not_go_and_is_not_missed_is_left_alone() -> N
 
 
 def test_stuck_pods_of_older_clusters_do_not_matter() -> None:
-    old = pod("Trainer", 9, attempt=0, alive=False, evicted=True, deletion_deadline=START)
+    old = pod("Trainer", 9, attempt=0, alive=False, stranded=True, deletion_deadline=START)
     state = replace(RUNNING, attempt=1, cluster_attempt=1, restarts=1)
     observed = healthy((job(JobPhase.RUNNING, attempt=1),), attempt=1)
     observed = replace(observed, pods=(*observed.pods, old))
