@@ -119,6 +119,44 @@ def test_a_bad_image_shows_in_the_table_of_runs(ns: Kubectl, run: dict[str, Any]
     wait_until("the table says so", lambda: "ImagePull" in ns("get", "tr", "shared"), 15)
 
 
+def test_a_pod_on_a_lost_node_is_deleted_at_once_and_told_of(
+    ns: Kubectl, run: dict[str, Any]
+) -> None:
+    ray = ns.get("raycluster", "shared-main-0")
+    assert ray is not None
+    labels = {
+        names.LABEL_CLUSTER: "main",
+        names.LABEL_GROUP: "explorer",
+        names.LABEL_ROLE: "Explorer",
+        names.LABEL_ATTEMPT: "0",
+    }
+    owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "controller": True}
+    owner |= {"name": "shared-main-0", "uid": ray["metadata"]["uid"]}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": "stranded",
+            "labels": {names.LABEL_RUN: "shared", **labels},
+            "ownerReferences": [owner],
+        },
+        # No kubelet answers for this node.
+        "spec": {"nodeName": "lost", "containers": [{"name": "ray", "image": NO_IMAGE}]},
+    }
+    assert ns.apply(pod).returncode == 0
+    conditions = [
+        {"type": "Ready", "status": "False"},
+        {"type": "ContainersReady", "status": "True"},
+        {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"},
+    ]
+    patch = json.dumps({"status": {"phase": "Running", "conditions": conditions}})
+    ns("patch", "pod", "stranded", "--subresource=status", "--type=merge", "-p", patch)
+    ns("delete", "pod", "stranded", "--grace-period=600", "--wait=false")
+    wait_until("the pod is gone", lambda: ns.get("pod", "stranded") is None, 20)
+    told = ("get", "events", "--field-selector", "involvedObject.name=shared")
+    wait_until("an Event says so", lambda: "LostPodDeleted" in ns(*told), 10)
+
+
 def test_kubectl_scale_changes_the_explorers_and_nothing_else(
     ns: Kubectl, run: dict[str, Any]
 ) -> None:
