@@ -31,6 +31,13 @@ STEPS = 16
 # The first node runs KubeRay and CoreDNS, which new RayClusters need.
 VICTIM = "node-2"
 LOSING = "node-kill"
+# `test_bucket` has the method `nccl`, and `test_restore_from_memory` has `memory`.
+SYNC: Object = {
+    "method": "checkpoint",
+    "style": "trainer_driven",
+    "interval": 2,
+    "timeoutSeconds": 60,
+}
 
 
 @pytest.fixture
@@ -93,6 +100,7 @@ def test_when_a_trainers_node_dies_the_other_pods_stay_and_give_it_the_last_step
         checkpoint=load_run(MANIFEST)["spec"]["checkpoint"]
         | {"memory": {"budget": "256Mi", "copies": 1}, "interval": INTERVAL},
         failurePolicy={"maxRestarts": 0, "backoffSeconds": 0, "restartScope": "Job"},
+        sync=SYNC,
     )
     try:
         run.wait(lambda now, _: (now.committed or 0) >= INTERVAL, "the first commit", 180)
@@ -112,7 +120,7 @@ def test_when_a_trainers_node_dies_the_other_pods_stay_and_give_it_the_last_step
         assert (end.step, end.committed, end.restarts) == (STEPS, STEPS, 0)
         assert example.loaded_bytes(run, "memory") > 100_000
         assert example.loaded_bytes(run, "volume") == 0
-        example.check_explorers(run, end, "memory", STEPS)
+        example.check_explorers(run, end, SYNC["method"], STEPS)
         example.check_volume(run, STEPS)
     finally:
         run.delete()
