@@ -46,6 +46,8 @@ def train(
     constants = {"probe_tolerance": PROBE_TOLERANCE}
     if start:
         constants["resumed_step"] = float(start)
+        # With the method `checkpoint`, the attempt before may have published this version.
+        probes.expect(start, trainers.call("probe")[0])
     metrics: dict[str, float] = {}
     pace = ctx.pace_trainer(
         publish,

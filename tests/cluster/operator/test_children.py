@@ -144,6 +144,7 @@ def test_a_pod_on_a_lost_node_is_deleted_at_once_and_told_of(
         "spec": {"nodeName": "lost", "containers": [{"name": "ray", "image": NO_IMAGE}]},
     }
     assert ns.apply(pod).returncode == 0
+    ns("delete", "pod", "stranded", "--grace-period=600", "--wait=false")
     conditions = [
         {"type": "Ready", "status": "False"},
         {"type": "ContainersReady", "status": "True"},
@@ -151,7 +152,6 @@ def test_a_pod_on_a_lost_node_is_deleted_at_once_and_told_of(
     ]
     patch = json.dumps({"status": {"phase": "Running", "conditions": conditions}})
     ns("patch", "pod", "stranded", "--subresource=status", "--type=merge", "-p", patch)
-    ns("delete", "pod", "stranded", "--grace-period=600", "--wait=false")
     wait_until("the pod is gone", lambda: ns.get("pod", "stranded") is None, 20)
     told = ("get", "events", "--field-selector", "involvedObject.name=shared")
     wait_until("an Event says so", lambda: "LostPodDeleted" in ns(*told), 10)
