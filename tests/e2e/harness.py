@@ -78,8 +78,9 @@ class Run:
 
     def committed(self) -> list[int]:
         """Steps with a checkpoint manifest on the volume."""
-        directory = f"{names.CHECKPOINT_MOUNT}/{self.name}"
-        found = self.in_monitor("find", directory, "-name", "MANIFEST.checkpoint.json")
+        # Not `find`, which fails where a directory goes while it walks: a run may still save.
+        pattern = f"{names.CHECKPOINT_MOUNT}/{self.name}/global_step_*/MANIFEST.checkpoint.json"
+        found = self.in_monitor("sh", "-c", f"ls -d {pattern}")
         folders = [line.split("/")[-2] for line in found.splitlines()]
         return sorted(int(folder.removeprefix("global_step_")) for folder in folders)
 

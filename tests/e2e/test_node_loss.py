@@ -12,7 +12,7 @@ from demo.platform import REPOSITORY, Platform, devcluster_name, load_images, ow
 from tests.e2e import harness
 from tests.e2e.test_faults import INTERVAL, starts
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(700)]
 
 
 def this_cluster() -> str:
@@ -24,7 +24,7 @@ def devcluster(*words: str) -> None:
     subprocess.run(command, check=True, timeout=120, cwd=REPOSITORY)
 
 
-STEPS = 16
+STEPS = 32  # so that it trains still when the node is lost, also on a busy machine
 # The first node runs KubeRay and CoreDNS, which new RayClusters need.
 VICTIM = "node-2"
 
@@ -68,7 +68,7 @@ def test_when_a_node_is_lost_the_next_attempt_goes_on_and_the_lost_one_commits_n
         interval=INTERVAL,
         pod={"affinity": affinity} | ({"tolerations": SOON} if loss is CUT else {}),
     )
-    before = run.wait(lambda now, _: (now.committed or 0) >= INTERVAL, "the first commit", 150)
+    before = run.wait(lambda now, _: (now.committed or 0) >= INTERVAL, "the first commit", 240)
     assert where_ray_runs(platform, run) == {victim}
     devcluster(*loss)
 
