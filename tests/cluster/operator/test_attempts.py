@@ -133,7 +133,7 @@ def test_a_lost_trainer_pod_starts_the_next_attempt_and_a_run_beside_completes(
     delete(ns, "done")
     assert status(ns, "lost")["phase"] == "Running"
     selector = f"{names.LABEL_RUN}=lost,{names.LABEL_ROLE}=Trainer"
-    # It does not wait for the pod's end: of the back-off the rest of the test sees as much as it can.
+    # kubectl does not wait for the pod's end: the back-off that is looked for passes meanwhile.
     ns("delete", "pod", "-l", selector, "--grace-period=0", "--force", "--wait=false")
     wait_phase(ns, "lost", "Restarting", 60)
     now = status(ns, "lost")
