@@ -6,12 +6,12 @@ import socket
 def reserved_port(port: int = 0) -> socket.socket:
     """A socket bound to a port that is free at every address, which reserves it while open.
 
-    Args:
-        port: one that another such socket reserves already; 0: a new one.
-
     A server with SO_REUSEADDR, such as uvicorn, prometheus_client and torch's TCPStore, may listen
     on the port meanwhile, and the kernel gives the port to no other process. A port that is only
     looked up may be taken before its server starts.
+
+    Args:
+        port: one that another such socket reserves already; 0: a new one.
     """
     # Every address: a port that is reserved at one may be given to another process at another, and
     # torch's TCPStore, which listens at all of them, then fails.
