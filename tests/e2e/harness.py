@@ -9,6 +9,7 @@ from typing import Any
 from trainsync.api import names
 
 from demo import diagnose
+from demo.ending import last_words
 from demo.errors import KubectlError
 from demo.kubectl import Kubectl, Object
 from demo.platform import Platform
@@ -59,8 +60,9 @@ class Run:
         raise self.failed(f"it is gone before {what}")
 
     def wait_complete(self, seconds: float = 180) -> Snapshot:
-        """Wait until the run is Complete."""
-        return self.wait(lambda run, _: run.phase == "Complete", "it is Complete", seconds)
+        """Wait until the run is Complete, and its monitor has told of that."""
+        end = self.wait(lambda run, _: run.phase == "Complete", "it is Complete", seconds)
+        return last_words(self.kubectl, self.name, NAMESPACE, end)
 
     def failed(self, why: str) -> RunFailedError:
         report = diagnose.report(self.kubectl, self.name, NAMESPACE, RELEASE)
