@@ -21,7 +21,7 @@ def this_cluster() -> str:
 
 def devcluster(*words: str) -> None:
     command = [sys.executable, "-m", "devcluster", "--name", this_cluster(), *words]
-    subprocess.run(command, check=True, timeout=120, cwd=REPOSITORY)
+    subprocess.run(command, check=True, timeout=240, cwd=REPOSITORY)
 
 
 STEPS = 32  # so that it trains still when the node is lost, also on a busy machine

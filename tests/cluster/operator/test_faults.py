@@ -65,7 +65,7 @@ def kill_etcd() -> None:
     os.kill(etcd, signal.SIGKILL)
     wait_until("etcd is gone", lambda: "etcd" in read_status(record.cluster.spec).exited)
     command = [sys.executable, "-m", "devcluster", "--name", name, "up"]
-    subprocess.run(command, check=True, timeout=120, cwd=REPOSITORY)
+    subprocess.run(command, check=True, timeout=240, cwd=REPOSITORY)
 
 
 def words_of(process: Path) -> list[str]:
