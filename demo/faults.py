@@ -12,7 +12,8 @@ from demo.kubectl import Kubectl, Object, wait_for
 # Kills every process of the container except the shell and process 1, which the kernel protects.
 # Process 1, `ray start --block`, ends when Ray's processes are gone.
 KILL_ALL = ("bash", "-c", "kill -9 -1")
-_DEAD_SECONDS = 30
+_DEAD_SECONDS = 60
+_EXEC_SECONDS = 60
 # Kills the rank's actor, by its title; the brackets keep the shell's own title out.
 KILL_RANK = (
     "for p in /proc/[0-9]*; do grep -qs '[_]RankActor' $p/cmdline && kill -9 ${p#/proc/}; done"
@@ -33,11 +34,11 @@ def pods_of(kubectl: Kubectl, run: str, namespace: str, role: str) -> list[Objec
 def kill_pod_processes(kubectl: Kubectl, pod: str, namespace: str) -> None:
     """SIGKILL all processes of a pod at once; returns when the pod no longer runs.
 
-    Raises DemoError when it still runs after half a minute.
+    Raises DemoError when it still runs after a minute.
     """
     # The connection may break with the container; the loop below checks for success.
     with contextlib.suppress(KubectlError):
-        kubectl.exec(pod, namespace, *KILL_ALL, timeout=20)
+        kubectl.exec(pod, namespace, *KILL_ALL, timeout=_EXEC_SECONDS)
 
     def gone() -> bool:
         found = kubectl.get("pod", pod, namespace)
@@ -48,7 +49,7 @@ def kill_pod_processes(kubectl: Kubectl, pod: str, namespace: str) -> None:
 
 def kill_rank(kubectl: Kubectl, pod: str, namespace: str) -> None:
     """SIGKILL the processes of a trainer's rank; its pod goes on."""
-    kubectl.exec(pod, namespace, "bash", "-c", f"{KILL_RANK}; true", timeout=20)
+    kubectl.exec(pod, namespace, "bash", "-c", f"{KILL_RANK}; true", timeout=_EXEC_SECONDS)
 
 
 def trainer_to_kill(kubectl: Kubectl, run: str, namespace: str) -> str:

@@ -11,6 +11,7 @@ from trainsync.api import names
 
 from demo import diagnose, faults
 from demo.bucket import Bucket
+from demo.ending import last_words
 from demo.errors import DemoError, KubectlError
 from demo.history import Fault, History
 from demo.kubectl import Object
@@ -75,6 +76,9 @@ class Play:
             history.tell(snapshot, time.monotonic())
             view.show(snapshot)
             if snapshot.finished:
+                if snapshot.phase == "Complete" and not snapshot.told:
+                    told = last_words(kubectl, name, self.namespace, snapshot)
+                    history.tell(told, time.monotonic())
                 return history
             fault = history.next_fault(COMMITS_BEFORE_KILL)
             if fault is not None:

@@ -29,6 +29,12 @@ class Snapshot:
         """Whether the run has ended."""
         return self.phase in ("Complete", "Failed")
 
+    @property
+    def told(self) -> bool:
+        """Whether the last step is told of, with its checkpoint and weights if there are any."""
+        last = self.total is not None and self.step == self.total
+        return last and {self.committed, self.version} <= {None, self.step} and not self.lag
+
 
 def snapshot_of(run: dict[str, Any]) -> Snapshot:
     """Read a TrainingRun from the API server; fields that are not set yet are None."""

@@ -172,7 +172,7 @@ def crd(kubectl: Kubectl) -> None:
         # A new CRD is Established a moment before its objects can be listed.
         return kubectl.run("get", "trainingruns", "--all-namespaces").returncode == 0
 
-    wait_until("TrainingRuns are served", served, 30)
+    wait_until("TrainingRuns are served", served)
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def operators_crds(kubectl: Kubectl) -> Iterator[None]:
     try:
         for name in made:
             # A CRD is Established a moment before its kind is served.
-            wait_until(f"{name} is served", lambda n=name: kubectl.list(n) == [], 30)
+            wait_until(f"{name} is served", lambda n=name: kubectl.list(n) == [])
         yield
     finally:
         for name in made:

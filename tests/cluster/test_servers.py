@@ -139,8 +139,9 @@ def test_nothing_is_applied_again_that_the_api_server_wrote_in_its_own_way(
         patch(ns, "service", ROLLOUT, {"metadata": {"annotations": {"poked": None}}})
 
     reconciles = "trainsync_operator_reconciles_total"
+    made = operator.metric(reconciles)
     poked()
-    wait_until("the operator has looked", lambda: operator.metric(reconciles) > 0)
+    wait_until("the operator has looked", lambda: operator.metric(reconciles) > made)
     before, looks = applied(), operator.metric(reconciles)
     for _ in range(5):
         poked()
@@ -157,20 +158,20 @@ def test_a_child_that_is_deleted_is_made_again(kind: str, ns: Kubectl) -> None:
         found = ns.get(kind, ROLLOUT)
         return found is not None and found["metadata"]["uid"] != uid
 
-    wait_until(f"{kind} {ROLLOUT} is there again", again, 30)
+    wait_until(f"{kind} {ROLLOUT} is there again", again)
 
 
 def test_the_spec_scales_some_and_kubectl_others_and_no_attempt_begins(ns: Kubectl) -> None:
     ray = live(ns, f"{RUN}-main-0", "raycluster")["metadata"]["uid"]
     ns("scale", "deployment", ROLLOUT, "--replicas=5")
-    wait_until("what the spec says holds", lambda: replicas(ns, ROLLOUT) == 2, 20)
+    wait_until("what the spec says holds", lambda: replicas(ns, ROLLOUT) == 2)
     ns("scale", "deployment", JUDGE, "--replicas=3")
     edited = changed(manifest(), "spec.servers.0.replicas", 1)
     edited = changed(edited, "spec.servers.0.template.spec.containers.0.env.0.value", "other")
     assert ns.apply(edited).returncode == 0
-    wait_until("the other is scaled by the spec", lambda: replicas(ns, ROLLOUT) == 1, 20)
+    wait_until("the other is scaled by the spec", lambda: replicas(ns, ROLLOUT) == 1)
     assert replicas(ns, JUDGE) == 3, "who scales the Deployment decides"
-    wait_until("the status says so", lambda: status(ns)["readyServers"] == "0/4", 20)
+    wait_until("the status says so", lambda: status(ns)["readyServers"] == "0/4")
     assert live(ns, f"{RUN}-main-0", "raycluster")["metadata"]["uid"] == ray
     assert status(ns)["attempt"] == 0
 
@@ -178,7 +179,7 @@ def test_the_spec_scales_some_and_kubectl_others_and_no_attempt_begins(ns: Kubec
 def test_a_suspended_run_has_no_servers_and_gets_back_as_many_as_it_had(ns: Kubectl) -> None:
     before = {name: replicas(ns, name) for name in (ROLLOUT, JUDGE)}
     patch(ns, "trainingrun", RUN, {"spec": {"suspend": True}})
-    wait_until("no servers", lambda: all(replicas(ns, name) == 0 for name in before), 30)
+    wait_until("no servers", lambda: all(replicas(ns, name) == 0 for name in before))
     selector = f"{names.LABEL_RUN}={RUN},{names.LABEL_COMPONENT}=server"
     wait_until("no pods of theirs", lambda: not ns.list("pod", selector), 60)
     patch(ns, "trainingrun", RUN, {"spec": {"suspend": False}})
@@ -208,7 +209,7 @@ def test_a_template_that_the_api_server_refuses_stops_nothing_else(ns: Kubectl) 
 def test_an_entry_that_is_removed_takes_its_children(ns: Kubectl) -> None:
     assert ns.apply(changed(manifest(), "spec.servers.0", ...)).returncode == 0
     for kind in KINDS:
-        wait_until(f"no {kind}", lambda k=kind: ns.get(k, ROLLOUT) is None, 30)
+        wait_until(f"no {kind}", lambda k=kind: ns.get(k, ROLLOUT) is None)
     assert children(ns) == (JUDGE,)
     assert ns.get("deployment", names.monitor_name(RUN)) is not None
     assert ns.get("service", names.monitor_name(RUN)) is not None
@@ -238,14 +239,14 @@ def test_a_pod_is_ready_as_its_agent_says_and_is_replaced_only_by_one_that_is(
         return ns.list("pod", selector)
 
     assert ns.apply(with_agent(platform, manifest(), "one")).returncode == 0
-    wait_until("its Deployment", lambda: ns.get("deployment", name) is not None, 30)
+    wait_until("its Deployment", lambda: ns.get("deployment", name) is not None)
     wait_until("the server is ready", lambda: ready() == 1, 120)
 
     def told() -> bool:
         found = next(c for c in status(ns)["conditions"] if c["type"] == "ServersReady")
         return status(ns)["readyServers"] == "1/1" and found["reason"] == "AllReady"
 
-    wait_until("the status says so", told, 20)
+    wait_until("the status says so", told)
     (before,) = pods()
     assert ns.apply(with_agent(platform, manifest(), "two")).returncode == 0
     served_by: set[str] = set()

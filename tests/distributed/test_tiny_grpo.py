@@ -80,8 +80,10 @@ def test_a_run_that_lost_a_trainer_takes_the_same_steps_bit_for_bit(
 
     first, second = run.started
     assert second.attempt == first.attempt + 1
-    # A save that was whole on disk when the trainer died is committed by the next attempt.
-    assert committed <= second.step <= max(s.step for s in run.steps if s.attempt == first.attempt)
+    # A save that was whole on disk when the trainer died is committed by the next attempt: perhaps
+    # that of the step which the driver had not written down yet.
+    told = max(s.step for s in run.steps if s.attempt == first.attempt)
+    assert committed <= second.step <= told + 1
     expected = {step.step: step.metrics["loss"] for step in undisturbed.steps}
     assert len(set(expected.values())) > CONFIG.steps // 2, "losses too alike to tell steps apart"
     assert {step.step for step in run.steps} == set(expected)

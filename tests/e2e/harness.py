@@ -9,6 +9,7 @@ from typing import Any
 from trainsync.api import names
 
 from demo import diagnose
+from demo.ending import last_words
 from demo.errors import KubectlError
 from demo.kubectl import Kubectl, Object
 from demo.platform import Platform
@@ -59,8 +60,9 @@ class Run:
         raise self.failed(f"it is gone before {what}")
 
     def wait_complete(self, seconds: float = 180) -> Snapshot:
-        """Wait until the run is Complete."""
-        return self.wait(lambda run, _: run.phase == "Complete", "it is Complete", seconds)
+        """Wait until the run is Complete, and its monitor has told of that."""
+        end = self.wait(lambda run, _: run.phase == "Complete", "it is Complete", seconds)
+        return last_words(self.kubectl, self.name, NAMESPACE, end)
 
     def failed(self, why: str) -> RunFailedError:
         report = diagnose.report(self.kubectl, self.name, NAMESPACE, RELEASE)
@@ -78,8 +80,9 @@ class Run:
 
     def committed(self) -> list[int]:
         """Steps with a checkpoint manifest on the volume."""
-        directory = f"{names.CHECKPOINT_MOUNT}/{self.name}"
-        found = self.in_monitor("find", directory, "-name", "MANIFEST.checkpoint.json")
+        # Not `find`, which fails where a directory goes while it walks: a run may still save.
+        pattern = f"{names.CHECKPOINT_MOUNT}/{self.name}/global_step_*/MANIFEST.checkpoint.json"
+        found = self.in_monitor("sh", "-c", f"ls -d {pattern}")
         folders = [line.split("/")[-2] for line in found.splitlines()]
         return sorted(int(folder.removeprefix("global_step_")) for folder in folders)
 

@@ -82,7 +82,7 @@ def test_a_run_without_a_volume_outlives_its_trainer_its_bucket_s_server_and_its
         wait_for(
             lambda: example.loaded_bytes(run, "memory") > 0,
             what="the rank whose pod lives on to load from its memory",
-            seconds=30,
+            seconds=60,
         )
         os.kill(server.pid, signal.SIGKILL)
         run.wait(lambda _, raw: STORE_FAILING in reasons(raw), "the run says so", 120)

@@ -15,7 +15,7 @@ from demo.platform import REPOSITORY, Platform, devcluster_name, load_images, ow
 from tests.e2e import example, harness
 from tests.e2e.test_faults import INTERVAL, starts
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(700)]
 
 
 def this_cluster() -> str:
@@ -24,10 +24,10 @@ def this_cluster() -> str:
 
 def devcluster(*words: str) -> None:
     command = [sys.executable, "-m", "devcluster", "--name", this_cluster(), *words]
-    subprocess.run(command, check=True, timeout=120, cwd=REPOSITORY)
+    subprocess.run(command, check=True, timeout=240, cwd=REPOSITORY)
 
 
-STEPS = 16
+STEPS = 32  # so that it trains still when the node is lost, also on a busy machine
 # The first node runs KubeRay and CoreDNS, which new RayClusters need.
 VICTIM = "node-2"
 LOSING = "node-kill"
@@ -69,7 +69,7 @@ def test_when_a_node_is_cut_off_the_next_attempt_goes_on_and_the_lost_one_commit
     pod = {"affinity": on(victim, "In", required=False), "tolerations": SOON}
     options = ("--steps", str(STEPS), "--step-seconds", "1", "--trainers", "1")
     run = start("node-cut", *options, trainers=1, interval=INTERVAL, pod=pod)
-    before = run.wait(lambda now, _: (now.committed or 0) >= INTERVAL, "the first commit", 150)
+    before = run.wait(lambda now, _: (now.committed or 0) >= INTERVAL, "the first commit", 240)
     assert where_ray_runs(platform, run) == {victim}
     # Longer than its pods stay bound to a silent node; the node's attempt trains on meanwhile.
     devcluster("node-cut", victim, "20")
@@ -103,7 +103,7 @@ def test_when_a_trainers_node_dies_the_other_pods_stay_and_give_it_the_last_step
         sync=SYNC,
     )
     try:
-        run.wait(lambda now, _: (now.committed or 0) >= INTERVAL, "the first commit", 180)
+        run.wait(lambda now, _: (now.committed or 0) >= INTERVAL, "the first commit", 240)
         before = ray_pods(platform, run)
         lost = {name for name, (_, node) in before.items() if node == victim}
         assert {role for role, node in before.values() if node == victim} == {"Trainer", "Explorer"}

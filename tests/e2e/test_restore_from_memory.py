@@ -45,9 +45,15 @@ def test_ranks_that_start_again_in_place_and_in_a_new_job_load_all_shards_from_m
         run.wait(lambda seen, _: (seen.committed or 0) >= saved_again, "it saves again", 120)
         in_place = example.loaded_bytes(run, "memory")
         kill_rank(platform.kubectl, victim, harness.NAMESPACE)
+        run.wait(
+            lambda seen, _: (seen.attempt, seen.phase) == (1, "Running"),
+            "the new job goes on",
+            240,
+        )
+        # Now: the pods of a run that is complete go at once.
+        assert trainer_pods(platform) == pods, "other pods: their memory was not that of the first"
         end = run.wait_complete(240)
         assert (end.attempt, end.restarts) == (1, 1)
-        assert trainer_pods(platform) == pods, "other pods: their memory was not that of the first"
         assert end.metrics["resumed_step"] >= saved_again
         assert example.loaded_bytes(run, "memory") > in_place
         assert example.loaded_bytes(run, "volume") == 0

@@ -240,22 +240,22 @@ def test_a_copy_that_took_too_long_commits_nothing(
 
 
 def test_a_slow_transfer_has_more_time_than_a_call(place: Place) -> None:
-    limits = replace(FAST, call_seconds=1.0, transfer_seconds=20.0, retries=0)
+    limits = replace(FAST, call_seconds=2.5, transfer_seconds=20.0, retries=0)
     bucket, data = place.open(limits=limits), bytes(3 * FAST.part_bytes)
     for method, pattern in (("PUT", "partNumber=2"), ("GET", "/o$")):
-        rule = place.proxy.break_next(Fault.DELAYED, method, pattern, seconds=2.5)
+        rule = place.proxy.break_next(Fault.DELAYED, method, pattern, seconds=5.0)
         if method == "PUT":
             bucket.upload("o", iter([data]), len(data))
         else:
             assert b"".join(bucket.blocks("o", len(data))) == data
         assert rule.left == 0
-    place.proxy.break_next(Fault.DELAYED, "GET", "/o$", left=1000, seconds=2.5)
+    place.proxy.break_next(Fault.DELAYED, "GET", "/o$", left=1000, seconds=5.0)
     with pytest.raises(StoreUnavailableError, match="it did not answer in time"):
         bucket.get("o")
 
 
 def test_a_store_that_hangs_is_given_up(place: Place, server: Server) -> None:
-    limits = replace(FAST, call_seconds=1.0, retries=1, retry_seconds=2.0)
+    limits = replace(FAST, call_seconds=2.0, retries=1, retry_seconds=3.0)
     bucket = place.open(limits=limits)
     bucket.create("x", b"x")
     os.kill(server.pid, signal.SIGSTOP)

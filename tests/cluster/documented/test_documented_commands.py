@@ -22,7 +22,7 @@ from tests.ports import port_of, reserved_port
 from tests.unit.docs.elsewhere import ELSEWHERE
 from tests.unit.docs.pages import all_blocks
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(540)]
 
 RUN = "my-run"  # the name in docs/trainingrun.md
 LOOKS = (
@@ -112,9 +112,12 @@ def test_the_pages_can_be_followed_from_install_to_uninstall(
     made = release.list("servicemonitors,podmonitors,prometheusrules")
     assert {o["kind"] for o in made} == {"ServiceMonitor", "PodMonitor", "PrometheusRule"}
     reader.type(f"kubectl apply -f {RUN}.yaml")
-    monitor = f"deployment/{RUN}-monitor"
-    wait_until("the monitor is there", lambda: namespace("get", monitor))
-    namespace("rollout", "status", monitor, "--timeout=60s")
+
+    def ready() -> bool:
+        found = namespace.get("deployment", f"{RUN}-monitor") or {}
+        return bool((found.get("status") or {}).get("readyReplicas"))
+
+    wait_until("the monitor is ready", ready, 180)
     for page in LOOKS:
         said = follow(reader, page)
         known = (RUN, "trainsync_", "nothing is committed")

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -165,12 +164,12 @@ class OperatorProcess:
         assert self._process.poll() is None, self.log_file.read_text()[-4000:]
         try:
             return "trainsync_operator_leader 1.0" in self.read("/metrics")
-        except urllib.error.URLError:
+        except OSError:  # it does not listen, or is slow to answer
             return False
 
     def read(self, path: str) -> str:
         """A page of the operator's HTTP server."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as answer:
             text: str = answer.read().decode()
             return text
 

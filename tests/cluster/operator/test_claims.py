@@ -131,7 +131,7 @@ def test_a_claim_that_is_being_deleted_is_told_of_and_looked_at_ever_less_often(
         ready = condition(ns, "going", "Ready")
         return ready["reason"] == "ClaimTerminating" and "no attempt can start" in ready["message"]
 
-    wait_until("the condition says so", said, 30)
+    wait_until("the condition says so", said)
     assert status(ns, "going")["problem"] == "ClaimTerminating"
     looks = operator.metric("trainsync_operator_reconciles_total")
     begun = time.monotonic()

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from urllib.error import URLError
 
 import pytest
 from trainsync.api import names
@@ -64,9 +63,9 @@ def kill_etcd() -> None:
     ]
     (etcd,) = found
     os.kill(etcd, signal.SIGKILL)
-    wait_until("etcd is gone", lambda: "etcd" in read_status(record.cluster.spec).exited, 10)
+    wait_until("etcd is gone", lambda: "etcd" in read_status(record.cluster.spec).exited)
     command = [sys.executable, "-m", "devcluster", "--name", name, "up"]
-    subprocess.run(command, check=True, timeout=120, cwd=REPOSITORY)
+    subprocess.run(command, check=True, timeout=240, cwd=REPOSITORY)
 
 
 def words_of(process: Path) -> list[str]:
@@ -177,7 +176,7 @@ def go_on(proxy: FaultProxy, operator: OperatorProcess) -> None:
 def is_up(operator: OperatorProcess) -> bool:
     try:
         return operator.read("/readyz") == "ok"
-    except URLError:
+    except OSError:
         return False
 
 

@@ -107,7 +107,7 @@ def test_a_watch_that_is_told_410_reads_the_list_again_and_misses_no_deletion(
     ns("delete", "service", SERVICE)
     proxy.answer(410, "services", 1, watches=True, event=event)
     proxy.heal_connections()
-    wait_until("the child is made again", lambda: ns.get("service", SERVICE), 30)
+    wait_until("the child is made again", lambda: ns.get("service", SERVICE))
     (gone,) = answered(proxy, 410, begun)
     lists = [
         one
@@ -155,10 +155,10 @@ def test_a_slow_api_server_and_a_monitor_that_writes_hold_no_attempt_up(
         for number in (attempt + 1, attempt + 2):
             suspend(ns, False)
             cluster = f"{RUN}-main-{number}"
-            wait_until(f"attempt {number} begins", lambda c=cluster: ns.get("raycluster", c), 30)
+            wait_until(f"attempt {number} begins", lambda c=cluster: ns.get("raycluster", c))
             suspend(ns, True)
-            wait_until("it is suspended", lambda: status(ns)["phase"] == "Suspended", 30)
-        wait_until("the monitor has written enough", lambda: len(written) >= 5, 30)
+            wait_until("it is suspended", lambda: status(ns)["phase"] == "Suspended")
+        wait_until("the monitor has written enough", lambda: len(written) >= 5)
     minutes = (time.monotonic() - begun) / 60
     found = [f"{one.method} {one.path}" for one in asked(proxy, begun)]
     # Four transitions, of some 20 requests each, and no look for what the monitor writes.

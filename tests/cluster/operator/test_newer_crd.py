@@ -54,7 +54,7 @@ def test_a_run_with_defaults_of_a_newer_crd_is_reconciled_and_they_are_named_onc
             made = namespace.run("create", "-f", "-", "--dry-run=server", "-o", "json", stdin=PROBE)
             return "Later" in made.stdout
 
-        wait_until("the API server fills the new fields in", defaulted, 30)
+        wait_until("the API server fills the new fields in", defaulted)
         found = create(namespace, "older")
         assert found["spec"]["futureMode"] == "Later", "the field is not in the run"
         wait_until("it says what it ignores", lambda: told(namespace, "older"))

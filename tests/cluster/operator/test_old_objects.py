@@ -63,12 +63,12 @@ def test_an_explorer_pod_that_does_not_go_is_no_lost_node_and_holds_no_attempt_u
         # The next attempt has RayClusters of its own, beside the pod that does not go.
         patch = {"spec": {"sync": {"interval": 7}}}
         ns("patch", "trainingrun", "hung", "--type=merge", "-p", json.dumps(patch))
-        wait_until("there is a new attempt", lambda: status(ns, "hung")["attempt"] == 1, 20)
+        wait_until("there is a new attempt", lambda: status(ns, "hung")["attempt"] == 1)
         wait_phase(ns, "hung", "Running")
         stays_as_it_is(ns, pod, attempt=1)
     finally:
         hold(ns, pod, None)
-    wait_until("the pod is gone", lambda: ns.get("pod", pod) is None, 30)
+    wait_until("the pod is gone", lambda: ns.get("pod", pod) is None)
     delete(ns, "hung")
 
 
@@ -109,7 +109,7 @@ def test_the_succeeded_job_of_a_namesake_that_was_deleted_alone_completes_no_oth
         ready = condition(ns, "twice", "Ready")
         return ready["reason"] == "NameTaken" and "RayCluster twice-main-0" in ready["message"]
 
-    wait_until("the status names what is in the way", said, 30)
+    wait_until("the status names what is in the way", said)
     now = status(ns, "twice")
     assert now["phase"] not in ("Complete", "Running")
     assert "completionTime" not in now

@@ -58,11 +58,11 @@ def attempt(job: Job, resume: Resume, **wanted: Any) -> str:
     """The error of loading it; the job's state must not change."""
     before = job.whole()
     started = time.monotonic()
-    wanted = {"model": job.model, "optimizer": job.optimizer, "timeout": 20} | wanted
+    wanted = {"model": job.model, "optimizer": job.optimizer, "timeout": 60} | wanted
     try:
         load_sharded(resume, **wanted)
     except CheckpointError as error:
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 30
         assert job.whole() == before
         return f"{type(error).__name__}: {error}"
     return "loaded"
@@ -89,7 +89,7 @@ def meet_damage(directory: Path, copies: Path) -> dict[str, str]:
         with pytest.raises(CheckpointError) as caught:
             load_sharded(resume, model=job.model, timeout=1)
         found["gone"] = str(caught.value)
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 30
     return found
 
 

@@ -17,7 +17,7 @@ from tests.distributed.forked import CONTEXT, preload
 
 EPOCHS: Final = 4
 BATCH, AHEAD = 3, 3
-DEADLINE: Final = 30.0
+DEADLINE: Final = 60.0
 
 preload("trainsync.runtime.context", "trainsync.checkpoint.coordinator", "trainsync.data.cursor")
 

@@ -16,7 +16,7 @@ from tests.distributed.data.killed_trainer import EPOCHS, length, surviving, tra
 KILLS: Final = int(os.environ.get("TRAINSYNC_DATA_KILLS", "5"))
 LENGTH: Final = length(KILLS)
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(60 + 6 * KILLS)]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180 + 6 * KILLS)]
 
 
 def test_no_prompt_is_skipped_and_none_trained_twice_over_real_kills(tmp_path: Path) -> None:

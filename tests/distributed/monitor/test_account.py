@@ -110,8 +110,10 @@ def test_the_seconds_of_real_processes_are_in_their_classes(tmp_path: Path) -> N
                 pace.trained(step)
                 ctx.report(step, STEPS)
                 if step == STEPS // 2:
+                    away = time.monotonic()
                     monitor.stop()
                     monitor = RunningMonitor(api, tmp_path / "run", port=port)
+                    replaced = time.monotonic() - away  # the loop did that, and did not wait
             pace.finish()
             ctx.report(STEPS, STEPS)
             batches = ray.get(made, timeout=WAIT)
@@ -127,7 +129,7 @@ def test_the_seconds_of_real_processes_are_in_their_classes(tmp_path: Path) -> N
     for seconds in found.values():
         assert took - ROUNDED <= sum(seconds.values()) <= took + 2 * LATE, (found, took)
     trainer, rollouts = found["Trainer"], found["Explorer"]
-    assert trainer["train"] == pytest.approx(STEPS * TRAINS, abs=2), found
+    assert trainer["train"] == pytest.approx(STEPS * TRAINS + replaced, abs=2), (found, replaced)
     assert trainer["sync"] >= STEPS * ROLLS_OUT - 1, found
     assert (trainer["repeat"], trainer["queue"], trainer["save"]) == (0, 0, 0), found
     done = rollouts["generate"] + rollouts["stale"]

@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("verl.plugin.platform", reason="the extra `verl` is not installed")
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(480)]
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ENVIRONMENT = {

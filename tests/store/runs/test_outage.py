@@ -192,7 +192,7 @@ def test_a_server_that_dies_amid_a_large_object_gets_it_anew(
     with monitor(store) as client:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)  # of the saves alone
         saving = CheckpointCoordinator(client, store.url)
-        proxy.break_next(Fault.DELAYED, "PUT", "partNumber=3", seconds=3.0)
+        proxy.break_next(Fault.DELAYED, "PUT", "partNumber=3", seconds=10.0)
         begin(saving, 1, size)
         eventually(lambda: len(store.parts()) >= 2, 30)
         store.kill()

@@ -26,6 +26,7 @@ from trainsync.storage.saves.incarnations import successor
 
 from devcluster.shell import Progress
 from devcluster.tools import ensure_store_servers
+from tests.ports import port_of, reserved_port
 from tests.store.conftest import FAST, PROGRAM, Place
 from tests.store.servers.server import ACCESS, REGION, SECRET, serving
 from tests.unit.cli.commands import document, findings
@@ -182,9 +183,10 @@ def test_a_server_that_dies_is_told_of_and_saves_go_on_when_it_is_back(
     program = ensure_store_servers(Progress()).path(PROGRAM)
     name = f"bucket-{secrets.token_hex(6)}"
     root = tmp_path / "data"
-    with serving(program, root) as server:
+    bound = reserved_port()  # also while no server is there
+    port = port_of(bound)
+    with serving(program, root, port=port) as server:
         server.bucket(name)
-        port = server.port
         pod.setenv(env.STORE_ENDPOINT, server.endpoint)
         url = f"s3://{name}/run"
         running = RunningMonitor(api, None, bucket=open_run_store(url, MONITOR_LIMITS))
@@ -211,6 +213,7 @@ def test_a_server_that_dies_is_told_of_and_saves_go_on_when_it_is_back(
     finally:
         client.close()
         running.stop()
+        bound.close()
 
 
 @pytest.mark.parametrize(

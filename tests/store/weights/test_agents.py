@@ -248,7 +248,7 @@ def test_while_the_bucket_is_away_a_server_serves_on_and_is_ready_until_that_is_
     place: Place, trainer: AnchorPublisher, vllm: FakeServer, start: Starter
 ) -> None:
     publish(trainer, 1)
-    agent = start("--blind-seconds=3", "--max-staleness=0")
+    agent = start("--blind-seconds=8", "--max-staleness=0")
     agent.until_ready_with(1)
     away = place.proxy.break_next(Fault.REFUSED, "GET", r"weights/", left=100_000)
     eventually(lambda: "SlowDown" in (agent.status["storeError"] or ""), SECONDS)
@@ -406,7 +406,7 @@ def test_in_a_run_without_a_volume_agents_report_and_pass_objects_on(
             reporting = f"--monitor={monitor.url}", f"--token-file={token}", "--servers=rollouts"
             options = [*options_of(place, servers[-1], memory), *reporting, "--fellows"]
             feed = StoreFeed(place.open(), poll_seconds=0.05)
-            made = replace(INTERVALS, calm=0.2, busy=0.2, fellows=0.2)
+            made = replace(INTERVALS, calm=0.2, busy=0.2, fellows=0.2, stall=30.0)
             agents.append(Agent(read_settings(options, {}), feed, made))
         first, second = (Watched(agent) for agent in agents)
         for agent in (first, second):

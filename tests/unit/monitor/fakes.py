@@ -19,6 +19,8 @@ from trainsync.monitor.server.app import Process
 from trainsync.monitor.server.settings import MonitorServerSettings
 from trainsync.storage.objects.bucket import Bucket
 
+from tests.ports import port_of, reserved_port
+
 UID = "11111111-2222-3333-4444-555555555555"
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 NAMESPACE = "training"
@@ -151,7 +153,11 @@ class FakeApi:
 
 
 class RunningMonitor:
-    """The whole monitor process with uvicorn, in a thread of the test."""
+    """The whole monitor process with uvicorn, in a thread of the test.
+
+    Args:
+        port: of an earlier one, which keeps it for this one also when it has ended; 0: a new one.
+    """
 
     def __init__(
         self,
@@ -163,6 +169,8 @@ class RunningMonitor:
         bucket: Bucket | None = None,
         sync_method: SyncMethod = SyncMethod.CHECKPOINT,
     ) -> None:
+        # It is closed with this object: in a test the next one is there by then.
+        self._reservation = reserved_port(port)
         settings = MonitorServerSettings(
             run_name="run",
             namespace=NAMESPACE,
@@ -177,7 +185,12 @@ class RunningMonitor:
             sync_method=sync_method,
         )
         self.process = Process(
-            settings, api, host="127.0.0.1", port=port, page_ages=page_ages, bucket=bucket
+            settings,
+            api,
+            host="127.0.0.1",
+            port=port_of(self._reservation),
+            page_ages=page_ages,
+            bucket=bucket,
         )
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)

@@ -99,7 +99,7 @@ def test_an_endpoint_that_hangs_holds_up_nothing(
         assert time.monotonic() - began < 30
         before = time.monotonic()
         steps.stop(timeout=1)
-        assert time.monotonic() - before < 3, "the end has a deadline"
+        assert time.monotonic() - before < 8, "the end has a deadline"
     assert "10000 of 10000 spans did not reach" in caplog.text
 
 
@@ -134,7 +134,7 @@ def test_an_endpoint_that_is_not_there_holds_up_nothing(send_to: SendTo) -> None
     TRACER.record(1, "rl.train", time.time())
     before = time.monotonic()
     steps.stop(timeout=1)
-    assert time.monotonic() - before < 3
+    assert time.monotonic() - before < 8
 
 
 def test_a_process_that_ends_sends_what_it_has(send_to: SendTo) -> None:

@@ -361,7 +361,7 @@ class Job:
         for number in range(explorers):
             self.join(f"explorer-{number}")
         if explorers:
-            assert self.trainer.ask("wait_for", explorers, 20.0)
+            assert self.trainer.ask("wait_for", explorers, 30.0)
 
     def join(
         self,

@@ -59,8 +59,8 @@ def lose(job: Job, version: int, phase: str, fault: int, count: int = 1) -> int:
     else:
         victim.end()
         victim = job.join(VICTIM)
-    assert job.trainer.ask("wait_for", 3, 20.0), job.trainer.ask("quarantined")
+    assert job.trainer.ask("wait_for", 3, 30.0), job.trainer.ask("quarantined")
     job.trainer.ask("catch_up", version)
-    assert victim.ask("wait_newer", version - 1, 20.0) == version
+    assert victim.ask("wait_newer", version - 1, 30.0) == version
     assert job.check() > 0
     return version

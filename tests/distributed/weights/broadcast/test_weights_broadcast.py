@@ -102,7 +102,7 @@ def test_another_schema_is_sent_when_it_changes(job: Job) -> None:
 
 def test_weights_that_do_not_fit_one_model_are_refused_by_it_alone(job: Job) -> None:
     job.join("strict", metas())
-    assert job.trainer.ask("wait_for", 3, 10.0)
+    assert job.trainer.ask("wait_for", 3, 30.0)
     assert "strict" in job.trainer.ask("broadcast", 1).served
     report = job.trainer.ask("broadcast", 7, grown)
     assert report.served == ("explorer-0", "explorer-1")
@@ -119,7 +119,7 @@ def test_a_model_alone_that_refused_a_schema_takes_the_next_one_that_fits(tmp_pa
     job = Job(tmp_path, explorers=0)
     try:
         job.join("strict", metas())
-        assert job.trainer.ask("wait_for", 1, 20.0)
+        assert job.trainer.ask("wait_for", 1, 30.0)
         assert list(job.trainer.ask("broadcast", 7, grown).refused) == ["strict"]
         assert job.trainer.ask("broadcast", 8).served == ("strict",)
     finally:
@@ -134,7 +134,7 @@ def other_dtype() -> list[tuple[str, torch.Tensor]]:
 
 def test_a_dtype_that_changes_silently_is_refused(job: Job) -> None:
     job.join("strict", metas())
-    assert job.trainer.ask("wait_for", 3, 10.0)
+    assert job.trainer.ask("wait_for", 3, 30.0)
     job.trainer.ask("broadcast", 1)
     cause = job.trainer.ask("broadcast", 2, other_dtype).refused["strict"]
     assert "big is float16[300000] instead of float32[300000]" in cause
@@ -178,9 +178,9 @@ def test_without_explorers_a_broadcast_ends_and_they_catch_up_later(tmp_path: Pa
             job.trainer.ask("catch_up", 0)
         assert job.trainer.ask("broadcast", 3).served == ()
         job.join("late")
-        assert job.trainer.ask("wait_for", 1, 20.0)
+        assert job.trainer.ask("wait_for", 1, 30.0)
         assert job.trainer.ask("catch_up", 3).served == ("late",)
-        assert job.explorers["late"].ask("wait_newer", -1, 5.0) == 3
+        assert job.explorers["late"].ask("wait_newer", -1, 30.0) == 3
     finally:
         job.end()
 
@@ -188,7 +188,7 @@ def test_without_explorers_a_broadcast_ends_and_they_catch_up_later(tmp_path: Pa
 def test_weights_that_changed_since_their_version_was_sent_are_served_by_nobody(job: Job) -> None:
     job.trainer.ask("broadcast", 3)
     job.join("late")
-    assert job.trainer.ask("wait_for", 3, 10.0)
+    assert job.trainer.ask("wait_for", 3, 30.0)
     with pytest.raises(InconsistentUploadError, match=r"version 3 has .* but had"):
         job.trainer.ask("catch_up", 4)
     assert job.explorers["late"].ask("version") == -1
@@ -202,10 +202,10 @@ def test_a_killed_trainer_leaves_the_old_version_served_and_is_followed_by_the_n
     job.trainer.ask("broadcast", 9)
     job.trainer.end()
     with pytest.raises(WeightsUnavailableError, match=r"no version after 9 came .* trainer"):
-        job.explorers["explorer-0"].ask("wait_newer", 9, 1.0)
+        job.explorers["explorer-0"].ask("wait_newer", 9, 3.0)
     assert [e.ask("version") for e in job.explorers.values()] == [9, 9]
     job.replace_trainer(attempt=1)
-    assert job.trainer.ask("wait_for", 2, 10.0)
+    assert job.trainer.ask("wait_for", 2, 30.0)
     # The next attempt resumed from an earlier step: its versions count anew.
     report = job.trainer.ask("broadcast", 4)
     assert report.served == ("explorer-0", "explorer-1"), report
@@ -216,7 +216,7 @@ def test_a_killed_trainer_leaves_the_old_version_served_and_is_followed_by_the_n
 def test_an_older_attempts_trainer_is_refused(job: Job) -> None:
     old = job.replace_trainer(attempt=2)
     old.end()  # so that the explorers look for the next one
-    assert job.trainer.ask("wait_for", 2, 10.0)
+    assert job.trainer.ask("wait_for", 2, 30.0)
     job.trainer.ask("broadcast", 5)
     newer = job.replace_trainer(attempt=1)  # explorers are led to an older one
     newer.end()

@@ -39,7 +39,7 @@ def test_a_trainer_that_is_killed_leaves_one_whole_version_and_the_next_one_goes
         if phase in ("joining", "joined"):
             job.explorers["explorer-2"].end()
             job.join("explorer-2")
-            assert job.trainer.ask("wait_for", 3, 10.0)
+            assert job.trainer.ask("wait_for", 3, 30.0)
         job.trainer.ask("arm", phase, signal.SIGKILL, 1 if phase != "bucket" else 1 + repeat % 8)
         job.trainer.begin("broadcast", 2)
         job.trainer.process.join(LIMIT)
@@ -49,7 +49,7 @@ def test_a_trainer_that_is_killed_leaves_one_whole_version_and_the_next_one_goes
         assert {job.explorers[f"explorer-{n}"].ask("version") for n in (0, 1)} <= {1, 2}
         job.check()
         job.replace_trainer(attempt=1 + repeat)
-        assert job.trainer.ask("wait_for", 3, 20.0), "an explorer did not come"
+        assert job.trainer.ask("wait_for", 3, 30.0), "an explorer did not come"
         report = timed_broadcast(job, 1)
         assert len(report.served) == 3, report
         assert [e.ask("version") for e in job.explorers.values()] == [1, 1, 1]
@@ -62,7 +62,7 @@ def test_a_trainer_that_stops_and_comes_back_goes_on(job: Job, phase: str) -> No
     if phase == "joining":
         job.explorers["explorer-2"].end()
         job.join("explorer-2")
-        assert job.trainer.ask("wait_for", 3, 10.0)
+        assert job.trainer.ask("wait_for", 3, 30.0)
     job.trainer.ask("arm", phase, signal.SIGSTOP, 1)
     job.trainer.begin("broadcast", 2)
     with pytest.raises(WeightsUnavailableError, match="no version after 2 came"):
@@ -70,7 +70,7 @@ def test_a_trainer_that_stops_and_comes_back_goes_on(job: Job, phase: str) -> No
     job.check()
     job.trainer.signal(signal.SIGCONT)
     report: BroadcastReport = job.trainer.result(LIMIT)
-    assert job.trainer.ask("wait_for", 3, 10.0), report
+    assert job.trainer.ask("wait_for", 3, 30.0), report
     job.trainer.ask("catch_up", 2)
     assert [e.ask("version") for e in job.explorers.values()] == [2, 2, 2]
     job.check()
@@ -125,7 +125,7 @@ def test_an_explorer_that_joins_in_mid_broadcast_gets_the_version(job: Job) -> N
     late = job.join("late")
     report: BroadcastReport = job.trainer.result(LIMIT)
     if "late" not in report.served:  # it came after the last pass
-        assert job.trainer.ask("wait_for", 3, 10.0)
+        assert job.trainer.ask("wait_for", 3, 30.0)
         job.trainer.ask("catch_up", 2)
     assert late.ask("version") == 2
     job.check("explorer-0", "explorer-2", "late")

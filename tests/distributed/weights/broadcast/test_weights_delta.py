@@ -69,14 +69,14 @@ def test_what_changed_alone_brings_both_to_every_version(job: Job) -> None:
 def test_who_comes_or_missed_a_version_gets_all_of_it_and_then_what_changed(job: Job) -> None:
     take(job, 1)
     job.join("late")
-    assert job.trainer.ask("wait_for", 3, 20.0)
+    assert job.trainer.ask("wait_for", 3, 30.0)
     report = take(job, 2)
     assert report.delta == BOTH
     assert report.served == (*BOTH, "late")
     assert report.passes == 2
     assert take(job, 3).delta == (*BOTH, "late")
     job.join("later")  # now that deltas are sent before all is known
-    assert job.trainer.ask("wait_for", 4, 20.0)
+    assert job.trainer.ask("wait_for", 4, 30.0)
     report = take(job, 4)
     assert report.delta == (*BOTH, "late")
     assert report.served == (*BOTH, "late", "later")
@@ -87,7 +87,7 @@ def test_who_missed_a_version_is_caught_up_from_the_trainers_copy(job: Job) -> N
     job.explorers["explorer-1"].end()
     take(job, 2)
     job.join("explorer-1")
-    assert job.trainer.ask("wait_for", 2, 20.0)
+    assert job.trainer.ask("wait_for", 2, 30.0)
     report: BroadcastReport = job.trainer.ask("catch_up", 2)  # whatever is given: it has a copy
     assert report.served == ("explorer-1",)
     found = job.explorers["explorer-1"].ask("tensors")
@@ -129,7 +129,7 @@ def test_a_trainer_of_a_new_attempt_begins_with_all_of_it(job: Job) -> None:
     take(job, 2)
     former = job.replace_trainer(1)
     former.end()
-    assert job.trainer.ask("wait_for", 2, 20.0)
+    assert job.trainer.ask("wait_for", 2, 30.0)
     assert take(job, 1).delta == ()
     assert take(job, 2).delta == BOTH
 
@@ -151,7 +151,7 @@ def test_an_explorer_whose_own_copy_was_damaged_is_mended_in_the_same_broadcast(
 
 def test_an_explorer_that_refuses_the_model_does_not_stop_the_others(job: Job) -> None:
     job.join("strict", metas())
-    assert job.trainer.ask("wait_for", 3, 20.0)
+    assert job.trainer.ask("wait_for", 3, 30.0)
     for number in (1, 2, 3, 4):
         report = take(job, number)
         assert report.served == BOTH
@@ -179,7 +179,7 @@ def test_an_explorer_lost_in_a_delta_costs_the_other_nothing_but_time(
     else:
         victim.end()
         victim = job.join("explorer-1")
-    assert job.trainer.ask("wait_for", 2, 20.0)
+    assert job.trainer.ask("wait_for", 2, 30.0)
     job.trainer.ask("catch_up", 3)
     assert victim.ask("wait_newer", 2, 20.0) == 3
     assert take(job, 4).served == BOTH

@@ -53,7 +53,7 @@ def test_every_version_arrives_bit_for_bit_in_one_pass_through_a_group_that_is_k
 def test_a_late_explorer_catches_up_by_the_chain_and_is_of_the_next_group(job: Job) -> None:
     timed_broadcast(job, 1)
     job.join("late")
-    assert job.trainer.ask("wait_for", 4, 10.0)
+    assert job.trainer.ask("wait_for", 4, 30.0)
     caught_up: BroadcastReport = job.trainer.ask("catch_up", 1)
     assert (caught_up.served, caught_up.group) == (("late",), ())
     check_bytes(job, 1)
@@ -66,7 +66,7 @@ def test_a_late_explorer_catches_up_by_the_chain_and_is_of_the_next_group(job: J
 
 def test_explorers_outside_the_group_get_the_same_version_by_the_chain(job: Job) -> None:
     job.join("plain", group=False)
-    assert job.trainer.ask("wait_for", 4, 10.0)
+    assert job.trainer.ask("wait_for", 4, 30.0)
     report = timed_broadcast(job, 1)
     assert (report.served, report.group) == ((*ALL, "plain"), ALL)
     check_bytes(job, 1)
@@ -90,7 +90,7 @@ def test_weights_that_changed_since_they_went_through_the_group_are_not_caught_u
 ) -> None:
     timed_broadcast(job, 1)
     late = job.join("late")
-    assert job.trainer.ask("wait_for", 4, 10.0)
+    assert job.trainer.ask("wait_for", 4, 30.0)
     with pytest.raises(InconsistentUploadError, match="when they were sent before"):
         job.trainer.ask("catch_up", 2)  # the weights of version 2
     assert late.ask("version") == -1

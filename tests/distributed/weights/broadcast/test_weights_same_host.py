@@ -59,7 +59,7 @@ def test_many_versions_need_no_more_than_two_segments_when_readers_keep_up(
 
 def test_explorers_of_this_host_and_of_others_get_the_same_pass(job: Job) -> None:
     job.join("far", near=False)
-    assert job.trainer.ask("wait_for", 3, 20.0)
+    assert job.trainer.ask("wait_for", 3, 30.0)
     for version in range(1, 6):
         report = job.trainer.ask("broadcast", version)
         assert report.served == (*NEAR, "far")
@@ -109,7 +109,7 @@ def test_another_schema_gets_other_memory(job: Job, memory: Path) -> None:
 def test_an_explorer_that_comes_late_catches_up_from_memory(job: Job) -> None:
     job.trainer.ask("broadcast", 3)
     job.join("late")
-    assert job.trainer.ask("wait_for", 3, 20.0)
+    assert job.trainer.ask("wait_for", 3, 30.0)
     assert job.trainer.ask("catch_up", 3).same_host == ("late",)
     assert job.trainer.ask("broadcast", 4).same_host == (*NEAR, "late")
     job.check()

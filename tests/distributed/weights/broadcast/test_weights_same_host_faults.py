@@ -36,7 +36,7 @@ def memory() -> Iterator[Path]:
 def job(tmp_path: Path, memory: Path) -> Iterator[Job]:
     job = Job(tmp_path, explorers=2, shared_memory=memory)
     job.join("far", near=False)
-    assert job.trainer.ask("wait_for", 3, 20.0)
+    assert job.trainer.ask("wait_for", 3, 30.0)
     yield job
     job.end()
 
@@ -73,9 +73,9 @@ def test_a_lost_explorer_of_the_host_does_not_even_cost_a_second_pass(
         else:
             victim.end()
             victim = job.join("explorer-1")
-        assert job.trainer.ask("wait_for", 3, 20.0), job.trainer.ask("quarantined")
+        assert job.trainer.ask("wait_for", 3, 30.0), job.trainer.ask("quarantined")
         job.trainer.ask("catch_up", version)
-        assert victim.ask("wait_newer", version - 1, 10.0) == version
+        assert victim.ask("wait_newer", version - 1, 30.0) == version
         assert job.check() > 0
 
 
@@ -94,7 +94,7 @@ def test_what_a_killed_trainer_leaves_is_served_on_and_removed_by_the_next(
         assert not left.exists()
         assert {job.explorers[f"explorer-{n}"].ask("version") for n in (0, 1)} <= {1, 2}
         job.check()
-        assert job.trainer.ask("wait_for", 3, 20.0), "an explorer did not come"
+        assert job.trainer.ask("wait_for", 3, 30.0), "an explorer did not come"
         report = timed_broadcast(job, 1)
         assert report.same_host == ("explorer-0", "explorer-1"), report
         assert [explorer.ask("version") for explorer in job.explorers.values()] == [1, 1, 1]
@@ -111,7 +111,7 @@ def test_a_trainer_that_stops_and_comes_back_goes_on(job: Job, phase: str) -> No
     job.check()
     job.trainer.signal(signal.SIGCONT)
     report: BroadcastReport = job.trainer.result(LIMIT)
-    assert job.trainer.ask("wait_for", 3, 20.0), report
+    assert job.trainer.ask("wait_for", 3, 30.0), report
     job.trainer.ask("catch_up", 2)
     assert [explorer.ask("version") for explorer in job.explorers.values()] == [2, 2, 2]
     job.check()

@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.usefixtures("ray_cluster"),
 ]
 
-LEASE = 2.0
+LEASE = 4.0  # an explorer that lives must not be silent for so long, also on a busy machine
 KILLS = int(os.environ.get("TRAINSYNC_SYNCHRONIZER_KILLS", "4"))
 
 

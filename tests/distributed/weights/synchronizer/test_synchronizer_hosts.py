@@ -52,7 +52,7 @@ class FarHost:
         self._starter = subprocess.Popen(
             command, preexec_fn=space.enter, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        eventually(lambda: any("far" in node["Resources"] for node in ray.nodes()), 60)
+        eventually(lambda: any("far" in node["Resources"] for node in ray.nodes()), 120)
         self.node = next(node["NodeID"] for node in ray.nodes() if "far" in node["Resources"])
 
 

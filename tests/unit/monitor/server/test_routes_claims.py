@@ -48,7 +48,7 @@ def test_a_claim_waits_until_the_run_has_come_to_its_attempt(
     time.sleep(0.2)
     assert claimed.is_alive()
     api.set_status(attempt=1, generation=0)
-    claimed.join(15)
+    claimed.join(30)
     assert not claimed.is_alive()
     assert client.resume() is None
 

@@ -158,7 +158,7 @@ async def test_a_lost_lease_is_told_and_the_process_that_stops_is_left_alone(api
     await leading.acquire()
     api.all(LEASE)[0]["spec"]["holderIdentity"] = "b"
     with pytest.raises(LeadershipLostError, match="taken by another"):
-        await asyncio.wait_for(leading.lost(), 5)
+        await asyncio.wait_for(leading.lost(), 30)
     await leading.release()
     assert not died.is_set()
     assert api.all(LEASE)[0]["spec"]["holderIdentity"] == "b"
@@ -172,7 +172,7 @@ async def test_a_process_that_does_not_stop_before_a_successor_may_start_is_ende
     leading = leadership(api, died)
     await leading.acquire()
     api.all(LEASE)[0]["spec"]["holderIdentity"] = "b"
-    assert died.wait(5)  # the operator's loop is blocked meanwhile
+    assert died.wait(30)  # the operator's loop is blocked meanwhile
 
 
 async def test_a_follower_that_is_stopped_leaves_the_lease_alone(api: FakeApi) -> None:

@@ -65,4 +65,4 @@ def test_ctrl_c_ends_a_script_that_waits_for_a_commit_at_once(tmp_path: Path) ->
         seconds = time.monotonic() - interrupted
     assert process.returncode == -signal.SIGINT, log
     assert "KeyboardInterrupt" in log
-    assert seconds < 5.0, f"1 s on a machine that is not busy, 20 s before: {seconds}"
+    assert seconds < 12.0, f"1 s on a machine that is not busy, 20 s before: {seconds}"

@@ -55,8 +55,8 @@ def test_a_replaced_process_leaves_the_trainer_and_gives_no_more_signs_of_life(
     source: Source,
 ) -> None:
     client = ExplorerClient(None, "e", 5.0, source)
-    eventually(lambda: not source.follows, 5.0)
-    assert client._registration.timer.wait(5.0), "the thread ends"
+    eventually(lambda: not source.follows, 30.0)
+    assert client._registration.timer.wait(30.0), "the thread ends"
     assert Replacing.renewals == 1
     with pytest.raises(ExplorerReplacedError, match="registered as explorer e"):
         client.wait(-1)

@@ -63,9 +63,9 @@ class Run:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-        asyncio.run_coroutine_threadsafe(end(), self._loop).result(5.0)
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result(30.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5.0)
+        self._thread.join(30.0)
         self._loop.close()
 
 

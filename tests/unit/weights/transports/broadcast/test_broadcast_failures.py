@@ -101,7 +101,7 @@ def test_passes_in_which_others_were_lost_are_not_counted_against_those_that_are
             progress.passes += 1
             name = left[-1].name
             left.pop().stop()
-            eventually(lambda: name not in pair.trainer.explorers(), 5.0)
+            eventually(lambda: name not in pair.trainer.explorers(), 30.0)
             raise GroupFailedError(f"{name} died")
         genuine(passes, progress, *rest)
 
@@ -140,7 +140,7 @@ def test_the_former_version_is_let_go_of_though_the_trainer_cannot_be_told(pair:
 
     pair.receiving.on["flipped"] = cut
     pair.send(3)
-    eventually(lambda: bool(former), 5.0)
+    eventually(lambda: bool(former), 30.0)
     assert former[0] is not None
-    eventually(lambda: receiving._former is None, 5.0)
+    eventually(lambda: receiving._former is None, 30.0)
     assert pair.explorer.version == 3

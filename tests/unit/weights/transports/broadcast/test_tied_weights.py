@@ -113,13 +113,13 @@ def test_an_explorer_hears_at_once_what_differs_from_what_it_expects(
     monkeypatch.setattr(connection, "SynchronizerConnection", Quiet)
     trainer = Trainer(delta=False)
     source = joined(stack, trainer, Model(tied=False, wide=4))
-    client = ExplorerClient(None, "e", 5.0, source)
+    client = ExplorerClient(None, "e", 20.0, source)
     threading.Timer(0.2, trainer.send, [1]).start()
     started = time.monotonic()
     told = r"version 1: .*embed.weight is float32\[50, 3\] instead of float32\[50, 4\]"
     with pytest.raises(SchemaMismatchError, match=told):
         client.wait_and_fetch(-1)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
     with pytest.raises(Exception, match="did not answer") as once:
         client.wait(-1, 0.1)
     assert not isinstance(once.value, SchemaMismatchError), "once for each version"
