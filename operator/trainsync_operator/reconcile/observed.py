@@ -97,7 +97,8 @@ class Pod:
     created: datetime
     alive: bool
     ready: bool
-    # Evicted from a node of which the control plane hears nothing: no kubelet ends the pod.
+    # Evicted from a node of which the control plane hears nothing: no kubelet ends the pod, but a
+    # deletion without grace period, unless a finalizer holds it.
     stranded: bool
     deletion_deadline: datetime | None
     problem: str | None
@@ -270,12 +271,12 @@ def _disruption(obj: Object) -> str | None:
 def _node_is_silent(obj: Object) -> bool:
     """Whether the node lifecycle controller has called the pod not ready, and not the kubelet.
 
-    The kubelet writes Ready and ContainersReady at once; the controller writes Ready alone.
+    The kubelet writes Ready and ContainersReady at once, with a reason where a readiness gate makes
+    the two differ; the controller writes Ready alone, and leaves its reason empty.
     """
     ready = objects.condition(obj, "Ready") or {}
-    gates = (obj.get("spec") or {}).get("readinessGates")
     containers = objects.condition_is_true(obj, "ContainersReady")
-    return ready.get("status") == "False" and containers and not gates
+    return ready.get("status") == "False" and not ready.get("reason") and containers
 
 
 def _held_and_waiting(obj: Object) -> tuple[bool, bool]:
@@ -295,6 +296,7 @@ def read_pod(obj: Object) -> Pod:
     alive = not deleting and status.get("phase") in ("Pending", "Running", None) and ended is None
     disruption = objects.condition(obj, "DisruptionTarget") or {}
     evicted = deleting and disruption.get("reason") == "DeletionByTaintManager"
+    deleted_at_once = meta.get("deletionGracePeriodSeconds") == 0
     return Pod(
         name=meta["name"],
         uid=meta["uid"],
@@ -305,7 +307,7 @@ def read_pod(obj: Object) -> Pod:
         created=objects.created(obj),
         alive=alive,
         ready=alive and objects.condition_is_true(obj, "Ready"),
-        stranded=evicted and _node_is_silent(obj),
+        stranded=evicted and _node_is_silent(obj) and not deleted_at_once,
         # The API server writes the end of the grace period.
         deletion_deadline=objects.optional_time(meta.get("deletionTimestamp")),
         problem=_container_problem(obj) if alive else None,

@@ -11,7 +11,7 @@ from trainsync_operator.reconcile import last_words
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _POD_METADATA: Final = (
     "name", "namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp",
-    "labels", "ownerReferences",
+    "deletionGracePeriodSeconds", "labels", "ownerReferences",
 )  # fmt: skip
 _CONTAINER_STATUS: Final = ("name", "state", "lastState")
 _CONDITION: Final = ("type", "status", "reason", "message")
@@ -57,7 +57,7 @@ def _pod(obj: Object) -> Object:
     containers = {key: _containers(spec, key) for key in ("initContainers", "containers")}
     return {
         "metadata": _only(_POD_METADATA, obj["metadata"]),
-        "spec": {**_only(("readinessGates",), spec), **containers},
+        "spec": containers,
         "status": {**_only(("phase", "reason"), status), **lists, "conditions": conditions},
     }
 

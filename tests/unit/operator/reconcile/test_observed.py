@@ -135,7 +135,8 @@ def test_whether_the_infrastructure_took_a_pod(
 def test_a_pod_that_waits_for_a_gate_is_on_a_node_that_lives_also_as_the_store_keeps_it() -> None:
     obj = _pod(conditions=_ready("False", containers="True"))
     assert read_pod(trim(POD, obj)).disruption == "NodeNotReady"
-    obj["spec"]["readinessGates"] = [{"conditionType": "example.com/load-balancer"}]
+    # The kubelet says why, whereas the node's controller leaves the reason empty.
+    obj["status"]["conditions"][0]["reason"] = "ReadinessGatesNotReady"
     assert read_pod(trim(POD, obj)).disruption is None
 
 
@@ -313,6 +314,21 @@ def test_only_a_pod_that_is_evicted_from_a_silent_node_is_stranded() -> None:
         assert read_pod(deleting).stranded is silent
     of_a_silent_node = {"phase": "Running", "conditions": _ready("False", containers="True")}
     assert not read_pod({**deleting, "status": of_a_silent_node}).stranded
+
+
+@pytest.mark.parametrize(("seconds", "stranded"), [(30, True), (0, False)])
+def test_a_lost_pod_that_stays_though_deleted_at_once_is_not_deleted_again(
+    seconds: int, stranded: bool
+) -> None:
+    taint = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+    obj = _pod(conditions=[*_ready("False", containers="True"), taint])
+    deleted = {
+        "deletionTimestamp": "2026-01-01T00:00:30Z",
+        "deletionGracePeriodSeconds": seconds,
+        "finalizers": ["example.com/holds"],
+    }
+    obj["metadata"] = {**META, **deleted}
+    assert read_pod(trim(POD, obj)).stranded is stranded
 
 
 @pytest.mark.parametrize(
