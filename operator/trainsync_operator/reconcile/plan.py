@@ -139,13 +139,7 @@ def _why_no_job(run: Run, state: State, observed: Observed, now: datetime) -> st
 
 
 def _doomed(run: Run, state: State, observed: Observed, keep_clusters: bool) -> list[Doomed]:
-    # KubeRay counts a pod that nothing ends as running: no new one would be made, and to make the
-    # cluster anew would cost the memory of all other pods, with the lost one's neighbour's copy.
-    doomed = [
-        Doomed(POD, pod.name, pod.uid)
-        for pod in observed.pods_of(state.cluster_attempt)
-        if keep_clusters and pod.stranded and pod.role != ROLE_HEAD
-    ]
+    doomed = []
     for job in observed.jobs:
         over = state.suspended or state.outcome is not None or job.attempt != state.attempt
         # The last failed job stays, for debugging.
@@ -156,6 +150,15 @@ def _doomed(run: Run, state: State, observed: Observed, keep_clusters: bool) -> 
         present = keep_clusters and ray.attempt == state.cluster_attempt
         if not present and not ray.deleting:
             doomed.append(Doomed(RAY_CLUSTER, ray.name, ray.uid))
+    if not keep_clusters or state.outcome is not None:
+        return doomed  # a run that has ended needs no new pod
+    # KubeRay counts a pod that nothing ends as running: no new one would be made, and to make the
+    # cluster anew would cost the memory of all other pods, with the lost one's neighbour's copy.
+    doomed += [
+        Doomed(POD, pod.name, pod.uid)
+        for pod in observed.pods_of(state.cluster_attempt)
+        if pod.stranded and pod.role != ROLE_HEAD
+    ]
     return doomed
 
 

@@ -342,15 +342,36 @@ class Reconciler:
     async def _apply(
         self, run: Run, state: State, todo: Plan, observed: Observed, now: datetime, reads: Reads
     ) -> float | None:
-        """Carry out the plan; returns the seconds until what has to wait is tried again."""
-        made_cluster = False
-        key, rolls = Key(run.namespace, run.name), False
+        """Carry out the plan; returns the seconds until what has to wait is tried again.
+
+        Raises:
+            ApiRefusedError: a change was refused; that of a lost pod's deletion only when all else
+                is done.
+        """
+        refused: ApiRefusedError | None = None
         for doomed in todo.delete:
-            await reads.delete(doomed.kind, run.namespace, doomed.name, doomed.uid)
+            try:
+                await reads.delete(doomed.kind, run.namespace, doomed.name, doomed.uid)
+            except ApiRefusedError as error:
+                if doomed.kind is not POD:
+                    raise
+                refused = error  # by roles of before it was asked for: the run goes on without
+                continue
             _LOG.info("deleted %s %s", doomed.kind.name, doomed.name)
             if doomed.kind is POD:
                 message = f"Pod {doomed.name} was deleted: its node is lost, and nothing ends it."
                 await self.events.transition(run, "LostPodDeleted", message, now)
+        soon = await self._ensure(run, state, todo, observed, now, reads)
+        if refused is not None:
+            raise refused
+        return soon
+
+    async def _ensure(
+        self, run: Run, state: State, todo: Plan, observed: Observed, now: datetime, reads: Reads
+    ) -> float | None:
+        """Make and put right the children; returns as `_apply`."""
+        made_cluster = False
+        key, rolls = Key(run.namespace, run.name), False
         for kind, desired in todo.ensure:
             if made_cluster and kind is not RAY_CLUSTER and not reads.lists_live:
                 return 0.0  # of many new runs, all RayClusters come before the first monitor

@@ -309,6 +309,42 @@ async def test_a_pod_on_a_lost_node_is_replaced_and_the_other_pods_stay(
     assert world.status.get("infrastructureRestarts", 0) == attempts
 
 
+async def test_a_run_that_has_ended_gets_no_new_pod_for_one_on_a_lost_node() -> None:
+    world = World(spec(ttlSecondsAfterFinished=3600))
+    await world.running()
+    world.kuberay.end_job(0, "SUCCEEDED")
+    await world.calm()
+    before = {objects.name(obj) for obj in world.api.all(POD)}
+    world.kuberay.lose_node("Explorer")
+    await world.calm()
+    assert {objects.name(obj) for obj in world.api.all(POD)} == before
+
+
+@pytest.mark.parametrize("role", ["Trainer", "Explorer"])
+async def test_roles_that_let_no_pod_be_deleted_cost_new_clusters_at_most(role: str) -> None:
+    def refuse_pods(verb: str, kind: Kind, name: str) -> None:
+        if (verb, kind) == ("delete", POD):
+            raise refuse(403, f"cannot delete pods {name}")
+
+    world = World(spec(failurePolicy={"backoffSeconds": 0}))
+    await world.running()
+    world.api.before_write = refuse_pods
+    world.kuberay.lose_node(role)
+    with pytest.raises(ApiRefusedError, match="cannot delete pods"):
+        await world.calm()
+    assert "cannot delete pods" in world.status["conditions"][0]["message"]
+    if role == "Explorer":
+        assert world.jobs() == ["tiny-main-0"]
+        return
+    assert world.jobs() == []  # what is older goes all the same
+    world.clock.now += seconds(120)
+    await world.calm()
+    world.kuberay.settle()
+    await world.calm()
+    assert (world.clusters(), world.jobs()) == (["tiny-main-2"], ["tiny-main-2"])
+    assert world.status["infrastructureRestarts"] == 2
+
+
 async def test_of_failed_jobs_the_last_one_is_kept_to_look_at() -> None:
     world = World(spec(failurePolicy={"backoffSeconds": 0}))
     await world.running()
