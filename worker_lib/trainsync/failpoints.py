@@ -89,6 +89,7 @@ POINTS: Final = {
     STORE: (
         "object",  # it is in the store; once for each
         "uploaded",  # all are, and the manifest is about to be put
+        "reserved",  # its key has a mark, in whose place it comes
         "superseding",  # before it takes the place of an older attempt's
         "manifest",
         "pointer",

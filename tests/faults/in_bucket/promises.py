@@ -27,6 +27,8 @@ _KIND: Final = SaveKind.CHECKPOINT
 _POINTER: Final = "latest_checkpointed_iteration.txt"
 _MANIFEST: Final = re.compile(r"^global_step_([0-9]+)\.json$")
 _FOLDER: Final = re.compile(r"^run-([0-9]+)-([a-z0-9]+)-[a-z0-9]+$")
+_MARK: Final = b"a manifest may follow, of "
+"""What reserves a manifest's key begins with it."""
 _OWNER: Final = re.compile(r"^([0-9]+)-([a-z0-9]+)$")
 
 
@@ -62,7 +64,8 @@ class Reading:
 
     def has_manifest(self, step: int) -> bool:
         """Whether the step is committed."""
-        return (self.root / f"manifests/{_KIND}/global_step_{step}.json").exists()
+        data = self.bytes_of(f"manifests/{_KIND}/global_step_{step}.json")
+        return data is not None and not data.startswith(_MARK)
 
     def manifests(self) -> list[Manifest]:
         """Every committed save, by step."""
@@ -72,9 +75,13 @@ class Reading:
             if match is None:
                 raise BrokenError(f"{path.name} lies among the manifests")
             try:
-                record = json.loads(path.read_bytes())
+                data = path.read_bytes()
             except FileNotFoundError:
                 continue  # retention has just removed it
+            if data.startswith(_MARK):
+                continue
+            try:
+                record = json.loads(data)
             except ValueError as error:
                 raise BrokenError(f"{path.name} is no manifest: {error}") from error
             if record["step"] != int(match[1]):

@@ -227,6 +227,25 @@ def test_a_put_that_was_done_and_whose_reply_is_lost_counts(
     assert (place.files / "runs/a/latest_checkpointed_iteration.txt").read_text() == "1\n"
 
 
+def test_a_put_of_a_manifest_that_arrives_after_retention_brings_no_step_back(
+    place: Place,
+) -> None:
+    pattern = r"/manifests/checkpoint/global_step_1\.json"
+    held = place.proxy.break_next(Fault.HELD, "PUT", pattern, after=1)  # the put before: its mark
+    with monitor(place, 0) as client:
+        save(place, client, 1)
+    assert held.left == 0
+    with monitor(place, 1, max_to_keep=1) as client:
+        save(place, client, 2)
+        eventually(lambda: commits.committed_steps(place.open(), CHECKPOINT) == [2])
+        eventually(lambda: not [key for key in place.objects() if "global_step_1/" in key])
+        held.released.set()
+        eventually(lambda: held.late != [])
+    assert held.late[0] in (404, 412)
+    assert commits.committed_steps(place.open(), CHECKPOINT) == [2]
+    assert findings("verify", place.url(), code=0) == []
+
+
 def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(place: Place) -> None:
     with monitor(place, 0) as client:
         save(place, client, 1)
@@ -251,6 +270,7 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(place: Place) -> N
     [
         ("live.shard", False),
         ("live.receipt", True),
+        ("store.reserved", True),
         ("live.term", True),
         ("live.intent", True),
         ("store.uploaded", True),

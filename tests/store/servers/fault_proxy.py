@@ -61,6 +61,8 @@ class Rule:
     strike: Callable[[], None] = lambda: None
     """Called when it breaks a request, right before the connection ends or the answer goes."""
     released: threading.Event = field(default_factory=threading.Event)
+    late: list[int] = field(default_factory=list)
+    """Statuses that the server has answered to what was held."""
 
 
 @dataclass
@@ -173,7 +175,9 @@ class _Handler(BaseHTTPRequestHandler):
                 proxy.count(-1)
                 rule.released.wait(_LONGEST_HELD)
                 proxy.count(1)
-                self._ask(proxy, body)
+                late = self._ask(proxy, body)
+                if late is not None:
+                    rule.late.append(late[0].status)
             return
         if proxy.rate:
             threading.Event().wait(len(body) / proxy.rate)

@@ -14,7 +14,9 @@ from tests.faults.scenarios.of_buckets.killed import REQUESTS
 from tests.faults.trial import Trial
 from tests.store.servers.fault_proxy import Fault
 
-_LATE: Final = ("shard", "record", "receipt", "outcome", "term", "manifest", "pointer", "delete")
+_LATE: Final = (
+    "shard", "record", "receipt", "outcome", "mark", "term", "manifest", "pointer", "delete",
+)  # fmt: skip
 
 
 def _two_attempts(trial: Trial) -> None:
@@ -28,7 +30,8 @@ def _two_attempts(trial: Trial) -> None:
         method, pattern = REQUESTS[what]
         if what == "delete":
             plan = plan.keeping(1)
-        breaches = [Breach("host", Fault.HELD, method, pattern, kills=dies)]
+        more = {"after": 1} if what == "manifest" else {}  # the put before it is of the mark
+        breaches = [Breach("host", Fault.HELD, method, pattern, kills=dies, more=more)]
     with scene(trial, plan, Between(breaches)) as made:
         host, ranks = made.start()
         older = [child for child in (host, ranks) if child is not None]

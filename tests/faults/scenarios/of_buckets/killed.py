@@ -28,7 +28,8 @@ REQUESTS: Final = {
     "complete": ("POST", r"uploadId="),
     "record": ("PUT", r"/run/saves/"),
     "term": ("PUT", r"/run/TERM\.json"),
-    "manifest": ("PUT", r"/manifests/"),
+    "manifest": ("PUT", r"/manifests/"),  # each second one; the one before is of a mark
+    "mark": ("PUT", r"/manifests/"),
     "pointer": ("PUT", r"/latest_checkpointed"),
     "receipt": ("PUT", r"/receipts/"),
     "outcome": ("PUT", r"/OUTCOME\.json"),
@@ -87,7 +88,8 @@ def _monitor_killed(trial: Trial) -> None:
     if what == "delete":
         plan = plan.keeping(1)
     saves = len(plan.history) + 1
-    most = {"put": 7 * saves, "get": 8 * saves, "list": 4 * saves, "term": 2 * saves}
+    most = {"put": 8 * saves, "get": 9 * saves, "list": 4 * saves}
+    most |= {"term": 2 * saves, "manifest": 2 * saves}
     breach = _breach(trial, "host", most.get(what, saves))
     with scene(trial, plan, Between([breach])) as made:
         _until_killed(made)
@@ -132,7 +134,8 @@ def _monitor_followed(trial: Trial) -> None:
         plan = plan.keeping(1)
     early = trial.dice.random() < 0.3  # from the monitor's start on
     saves = 1 + early * len(plan.history)
-    most = {"put": 5 * saves, "get": 6 * saves, "list": 3 * saves, "term": saves}
+    most = {"put": 6 * saves, "get": 7 * saves, "list": 3 * saves, "term": saves}
+    most |= {"manifest": 2 * saves}
     breach = _breach(trial, "host", most.get(what, saves))
     trial.uid = UID
     with scene(trial, plan, Between([breach])) as made:

@@ -11,10 +11,18 @@ from trainsync.storage.errors import DamagedFileError, PromotionConflictError, S
 from trainsync.storage.objects import bucket as bucket_module
 from trainsync.storage.objects import commits, inspecting, keys, manifests, removal
 from trainsync.storage.objects.bucket import Bucket
-from trainsync.storage.objects.errors import StoreRefusedError, UnconditionalStoreError
+from trainsync.storage.objects.errors import (
+    StoreRefusedError,
+    StoreUnavailableError,
+    UnconditionalStoreError,
+)
+from trainsync.storage.objects.live import references
 from trainsync.storage.objects.probe import require_conditional_puts
+from trainsync.storage.saves.receipts import Participant
 
 from tests.unit.storage.objects.memory import CHECKPOINT, STATE_DICT, manifest_of, memory, save
+
+KEY = "objects/global_step_5/0-aaaaaaaa-w1/actor/rank_0.pt"
 
 
 class Regardless(MemoryStore):
@@ -55,6 +63,41 @@ def test_a_save_is_committed_once_and_the_pointer_follows() -> None:
     assert commits.read_manifest(bucket, CHECKPOINT, 5) == stored
     with pytest.raises(StepGoneError, match="state_dict 5 is not committed in memory://"):
         commits.read_manifest(bucket, STATE_DICT, 5)
+
+
+def test_a_mark_that_reserves_a_key_counts_for_nothing_and_gives_way_to_a_save() -> None:
+    bucket = memory()
+    save(bucket, manifest_of(5))
+    for kind, step in ((CHECKPOINT, 7), (STATE_DICT, 5)):
+        commits.reserve(bucket, kind, step)
+        assert bucket.size(keys.manifest(kind, step)) == manifests.RESERVED_BYTES
+    bucket.replace(keys.pointer(CHECKPOINT), b"7\n", bucket.get(keys.pointer(CHECKPOINT)))
+    assert commits.committed_pairs(bucket) == [(5, CHECKPOINT)]
+    assert commits.known_steps(bucket, CHECKPOINT) == [5]
+    with pytest.raises(StepGoneError, match="checkpoint 7 is not committed"):
+        commits.read_manifest(bucket, CHECKPOINT, 7)
+    assert [one.save.step for one in inspecting.check_all_sizes(bucket)] == [5]
+    assert not references.pin(bucket, "run/saves/0-aaaaaaaa", 7, Participant("model", 0))
+    bucket.delete([info.key for info in bucket.below(keys.RUN)])
+    assert len(references.named(bucket)) == 1
+    save(bucket, manifest_of(7))
+    assert commits.committed_steps(bucket, CHECKPOINT) == [5, 7]
+    assert references.remove(bucket, 5)
+    assert [info.key for info in bucket.below(keys.MANIFESTS)] == [keys.manifest(CHECKPOINT, 7)]
+
+
+def test_a_manifest_takes_the_place_of_the_mark_that_reserved_its_key_alone() -> None:
+    bucket = memory()
+    first = commits.reserve(bucket, CHECKPOINT, 5)
+    second = commits.reserve(bucket, CHECKPOINT, 5)
+    with pytest.raises(StoreUnavailableError, match="another process replaces"):
+        commits.commit(bucket, manifest_of(5), {"actor/rank_0.pt": KEY}, there=first)
+    assert commits.committed_steps(bucket, CHECKPOINT) == []
+    stored = commits.commit(bucket, manifest_of(5), {"actor/rank_0.pt": KEY}, there=second)
+    assert commits.read_manifest(bucket, CHECKPOINT, 5) == stored
+    assert (
+        commits.reserve(bucket, CHECKPOINT, 5).data == bucket.get(keys.manifest(CHECKPOINT, 5)).data
+    ), "a save that is committed stays"
 
 
 def test_what_is_no_manifest_is_not_listed() -> None:

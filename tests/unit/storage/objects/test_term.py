@@ -12,9 +12,10 @@ from trainsync import failpoints
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.digest import format_digest, new_hasher
 from trainsync.storage.errors import ClaimTakenError, DamagedFileError
-from trainsync.storage.objects import commits
+from trainsync.storage.objects import commits, keys, manifests
 from trainsync.storage.objects.bucket import Bucket
-from trainsync.storage.objects.live import names
+from trainsync.storage.objects.errors import StoreUnavailableError
+from trainsync.storage.objects.live import names, references
 from trainsync.storage.objects.live.term import (
     AttemptOverError,
     Origin,
@@ -101,6 +102,58 @@ def test_what_was_about_to_be_committed_is_finished_by_the_next_monitor() -> Non
     # The old one wakes up: what it puts is there already.
     commits.commit(bucket, manifest, objects)
     assert commits.committed_steps(bucket, CHECKPOINT) == [5]
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_put_that_is_late_brings_no_step_back_that_was_removed(is_whole: bool) -> None:
+    bucket = memory()
+    old = begin(bucket, 0, "cccccccc0")
+    saved = upload(bucket, 0, 5)
+    late: list[str] = []
+
+    def meanwhile(point: str) -> None:
+        if point == "uploaded" and not late:
+            late.append(point)
+            if not is_whole:
+                bucket.delete(list(saved[1].values()))
+            new = begin(bucket, 1, "cccccccc1")
+            assert commits.committed_steps(bucket, CHECKPOINT) == [5] * is_whole
+            new.commit(*upload(bucket, 1, 6))
+            references.remove(bucket, 5)
+
+    with (
+        failpoints.enabled(failpoints.STORE, meanwhile),
+        pytest.raises(StoreUnavailableError, match="another process replaces manifests/checkpoint"),
+    ):
+        old.commit(*saved)
+    assert commits.committed_steps(bucket, CHECKPOINT) == [6]
+
+
+def test_a_monitor_that_sleeps_before_it_finishes_an_intent_brings_no_step_back() -> None:
+    bucket = memory()
+    old = begin(bucket, 0, "cccccccc0")
+
+    def stop(point: str) -> None:
+        if point == "intent":
+            raise RuntimeError("stopped")
+
+    with failpoints.enabled(failpoints.LIVE, stop), pytest.raises(RuntimeError, match="stopped"):
+        old.commit(*upload(bucket, 0, 5))
+    sleeps: list[Tenure] = []
+
+    def meanwhile(point: str) -> None:
+        if point == "reserved" and not sleeps:
+            sleeps.append(old)
+            bucket.delete([keys.manifest(CHECKPOINT, 5)])
+            new = begin(bucket, 2, "cccccccc2")
+            new.commit(*upload(bucket, 2, 6))
+            references.remove(bucket, 5)
+            # The sleeper's mark comes only now.
+            bucket.create(keys.manifest(CHECKPOINT, 5), manifests.new_mark())
+
+    with failpoints.enabled(failpoints.STORE, meanwhile), pytest.raises(TermLostError):
+        begin(bucket, 1, "cccccccc1")
+    assert commits.committed_steps(bucket, CHECKPOINT) == [6]
 
 
 def test_an_intent_whose_objects_are_gone_is_not_committed() -> None:

@@ -1,5 +1,10 @@
 """What is committed in a store: manifests, each put once, and pointers, which never go back but by
-a repair."""
+a repair.
+
+A manifest takes the place of a mark, which has reserved its key just before (`reserve`). Were it
+put where nothing is (`If-None-Match: *`), a put that is on its way for long would succeed, too,
+once another process had committed the step and removed it: a committed save without its objects.
+"""
 
 from pathlib import Path
 from typing import Final
@@ -13,7 +18,6 @@ from trainsync.storage.objects.bucket import Blob, Bucket
 from trainsync.storage.objects.errors import (
     ObjectChangedError,
     ObjectExistsError,
-    ObjectMissingError,
     StoreUnavailableError,
 )
 from trainsync.storage.objects.manifests import Stored
@@ -25,8 +29,17 @@ _MAX_DIGITS: Final = 100  # Python refuses to read numbers of thousands of digit
 
 def committed_steps(bucket: Bucket, kind: SaveKind) -> list[int]:
     """Steps of which a save of ``kind`` is committed, in order. One request for each thousand."""
-    found = (keys.parse_manifest(kind, info.key) for info in bucket.objects(keys.manifests(kind)))
+    found = (
+        keys.parse_manifest(kind, info.key)
+        for info in bucket.objects(keys.manifests(kind))
+        if info.bytes != manifests.RESERVED_BYTES
+    )
     return sorted(step for step in found if step is not None)
+
+
+def is_committed(bucket: Bucket, kind: SaveKind, step: int) -> bool:
+    """Whether a save of ``kind`` is committed at ``step``; without a listing, which may be late."""
+    return bucket.size(keys.manifest(kind, step)) not in (None, manifests.RESERVED_BYTES)
 
 
 def known_steps(bucket: Bucket, kind: SaveKind) -> list[int]:
@@ -39,7 +52,7 @@ def known_steps(bucket: Bucket, kind: SaveKind) -> list[int]:
         named = read_pointer(bucket, kind)
     except DamagedFileError:
         return steps  # it is repaired by what is listed
-    if named is None or named in steps or bucket.size(keys.manifest(kind, named)) is None:
+    if named is None or named in steps or not is_committed(bucket, kind, named):
         return steps
     return sorted([*steps, named])
 
@@ -61,11 +74,30 @@ def read_manifest(bucket: Bucket, kind: SaveKind, step: int) -> Stored:
         StepGoneError: there is none.
         DamagedFileError: it cannot be understood.
     """
+    there = bucket.find(keys.manifest(kind, step))
+    if there is None or manifests.is_reserved(there.data):
+        raise StepGoneError(f"{kind.value} {step} is not committed in {bucket.name}")
+    return manifests.decode(there.data, kind, step)
+
+
+def reserve(bucket: Bucket, kind: SaveKind, step: int) -> Blob:
+    """Have a mark of this call's own at the key of a manifest, unless a save is committed there;
+    what is there then, in whose place alone `commit` puts the manifest.
+
+    Marks that others have put are replaced, so that no manifest which is on its way to take the
+    place of one comes there any more. A mark that is left counts for nothing, and gives way to the
+    next save of its step. Raises `StoreError`; ask again.
+    """
+    key, mark = keys.manifest(kind, step), manifests.new_mark()
     try:
-        data = bucket.get(keys.manifest(kind, step)).data
-    except ObjectMissingError:
-        raise StepGoneError(f"{kind.value} {step} is not committed in {bucket.name}") from None
-    return manifests.decode(data, kind, step)
+        bucket.create(key, mark)
+    except ObjectExistsError:
+        there = bucket.get(key)
+        if not manifests.is_reserved(there.data):
+            return there
+        bucket.replace(key, mark, there)
+    failpoint("store.reserved")
+    return bucket.get(key)
 
 
 def commit(
@@ -73,6 +105,7 @@ def commit(
     manifest: Manifest,
     objects: dict[str, str],
     *,
+    there: Blob | None = None,
     mend: bool = False,
     supersede: bool = False,
 ) -> Stored:
@@ -83,6 +116,8 @@ def commit(
 
     Args:
         objects: the key of each file's path.
+        there: what `reserve` gave, if it was asked; with a right to commit that may be lost, the
+            caller has seen since that it has it.
         mend: whether a pointer that cannot be read is replaced; the store is this process's alone.
         supersede: whether it takes the place of what an older attempt committed at its step, whose
             objects then are nobody's.
@@ -91,41 +126,37 @@ def commit(
 
     Raises:
         PromotionConflictError: another save is committed at its step.
+        DamagedFileError: what is there cannot be understood.
+        StoreUnavailableError: another process puts or removes it just now; ask again.
     """
     data = manifests.encode(manifest, objects)
     stored = manifests.decode(data, manifest.kind, manifest.step)
     failpoint("store.uploaded")
-    try:
-        bucket.create(keys.manifest(manifest.kind, manifest.step), data)
-    except ObjectExistsError:
-        if not (supersede and _supersede(bucket, manifest, data)):
-            stored = read_manifest(bucket, manifest.kind, manifest.step)
-            check_same(bucket.name, stored.manifest, manifest)
+    if there is None:
+        there = reserve(bucket, manifest.kind, manifest.step)
+    if not _put(bucket, manifest, data, there, supersede=supersede):
+        stored = read_manifest(bucket, manifest.kind, manifest.step)
+        check_same(bucket.name, stored.manifest, manifest)
     failpoint("store.manifest")
     move_pointer(bucket, manifest.kind, manifest.step, mend=mend)
     failpoint("store.pointer")
     return stored
 
 
-def _supersede(bucket: Bucket, manifest: Manifest, data: bytes) -> bool:
-    """Put ``data`` in the place of the manifest of an older attempt; whether there is one.
-
-    Raises:
-        DamagedFileError: what is there cannot be understood.
-        StoreUnavailableError: another monitor has replaced it meanwhile; ask again.
-    """
+def _put(bucket: Bucket, manifest: Manifest, data: bytes, there: Blob, *, supersede: bool) -> bool:
+    """Put ``data`` in the place of ``there``; False: a save is committed there, and stays."""
+    if not manifests.is_reserved(there.data):
+        old = manifests.decode(there.data, manifest.kind, manifest.step).manifest
+        if not supersede or old.age(manifest.run_uid) >= manifest.age(manifest.run_uid):
+            return False
+        failpoint("store.superseding")
     key = keys.manifest(manifest.kind, manifest.step)
-    there = bucket.find(key)
-    if there is None:
-        raise StoreUnavailableError(f"{bucket.name}: {key} was removed as it was replaced")
-    old = manifests.decode(there.data, manifest.kind, manifest.step).manifest
-    if old.age(manifest.run_uid) >= manifest.age(manifest.run_uid):
-        return False
-    failpoint("store.superseding")
     try:
         bucket.replace(key, data, there)
     except ObjectChangedError as error:
-        raise StoreUnavailableError(f"{bucket.name}: another monitor replaces {key}") from error
+        if not supersede and is_committed(bucket, manifest.kind, manifest.step):
+            return False
+        raise StoreUnavailableError(f"{bucket.name}: another process replaces {key}") from error
     return True
 
 

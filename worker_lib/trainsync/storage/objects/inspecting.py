@@ -274,7 +274,7 @@ def _read(
 
 def _is_there(bucket: Bucket, stored: Stored) -> bool:
     found = stored.manifest
-    return bucket.find(keys.manifest(found.kind, found.step)) is not None
+    return commits.is_committed(bucket, found.kind, found.step)
 
 
 def _of_file(stored: Stored, entry: FileEntry, code: Code, message: str) -> Finding:

@@ -1,5 +1,6 @@
 """Manifests in a store: those of a volume, and which object holds each file."""
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ from trainsync.storage.saves.receipts import Count, FileEntry, Incarnation, Part
 
 SET_ASIDE: Final = b"set aside by trainsync checkpoints repair\n"
 """What a manifest is overwritten with, right before it is removed."""
+_RESERVED: Final = b"a manifest may follow, of "
+RESERVED_BYTES: Final = len(_RESERVED) + 32 + 1
+"""By it listings tell `new_mark` from a manifest, which has hundreds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +77,22 @@ class Stored:
 
 
 _RECORD: Final = TypeAdapter(_Record)
+
+
+def new_mark() -> bytes:
+    """What reserves a manifest's key (`commits.reserve`): no two are alike, so no two have one
+    e-tag."""
+    return _RESERVED + secrets.token_hex(16).encode() + b"\n"
+
+
+def is_reserved(data: bytes) -> bool:
+    """Whether an object at a manifest's key is a `new_mark`: no save is committed there."""
+    return len(data) == RESERVED_BYTES and data.startswith(_RESERVED)
+
+
+def is_mark(data: bytes) -> bool:
+    """Whether it is that, or `SET_ASIDE`."""
+    return data == SET_ASIDE or is_reserved(data)
 
 
 def encode(manifest: Manifest, objects: Mapping[str, str]) -> bytes:

@@ -18,7 +18,7 @@ from trainsync.storage.objects import commits, inspecting, keys, removal
 from trainsync.storage.objects.bucket import Blob, Bucket
 from trainsync.storage.objects.errors import ObjectChangedError
 from trainsync.storage.objects.inspecting import StoredSave
-from trainsync.storage.objects.manifests import SET_ASIDE, Stored
+from trainsync.storage.objects.manifests import SET_ASIDE, Stored, is_mark
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def _mover(
         judged = _manifest_digest(bucket, kind, pointer.step)
 
     def move() -> bool:
-        if bucket.find(keys.manifest(kind, step)) is None:
+        if not commits.is_committed(bucket, kind, step):
             return False  # prune was faster
         if pointer.step is not None and pointer.step > step:
             # The save that was judged may have been removed since, and copied again.
@@ -240,7 +240,7 @@ def _mover(
 def _manifest_digest(bucket: Bucket, kind: SaveKind, step: int) -> str | None:
     """None where there is none that counts."""
     there = bucket.find(keys.manifest(kind, step))
-    if there is None or there.data == SET_ASIDE:
+    if there is None or is_mark(there.data):
         return None
     return digest.manifest_digest(there.data)
 

@@ -42,7 +42,7 @@ def pin(bucket: Bucket, folder: str, step: int, participant: Participant) -> boo
     """
     bucket.create(names.pin(folder, step, participant), b"")
     failpoint("live.pinned")
-    return bucket.size(keys.manifest(SaveKind.CHECKPOINT, step)) is not None
+    return commits.is_committed(bucket, SaveKind.CHECKPOINT, step)
 
 
 def pinned(bucket: Bucket, since: Callable[[], datetime] | None = None) -> set[int]:
@@ -142,7 +142,8 @@ def remove(
         if blob is None:
             continue
         try:
-            objects |= set(manifests.decode(blob.data, kind, step).keys.values())
+            if not manifests.is_reserved(blob.data):
+                objects |= set(manifests.decode(blob.data, kind, step).keys.values())
         except DamagedFileError:
             return False  # a person's, or a newer release's
         there.append(key)
@@ -168,7 +169,7 @@ def _named_by(bucket: Bucket, step: int, kind: SaveKind) -> set[str] | None:
     blob = bucket.find(keys.manifest(kind, step))
     if blob is None:
         return None
-    if blob.data == manifests.SET_ASIDE:
+    if manifests.is_mark(blob.data):
         return set()
     return set(manifests.decode(blob.data, kind, step).keys.values())
 

@@ -15,7 +15,7 @@ from trainsync.storage.objects import commits, keys
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import ObjectChangedError, StoreUnavailableError
 from trainsync.storage.objects.live import names
-from trainsync.storage.objects.manifests import SET_ASIDE
+from trainsync.storage.objects.manifests import SET_ASIDE, is_mark
 from trainsync.storage.saves import rollback
 from trainsync.storage.saves.rollback import Rollback
 
@@ -114,7 +114,7 @@ def _put_aside(
     there = bucket.find(key)
     if there is None:
         return
-    if there.data != SET_ASIDE:
+    if not is_mark(there.data):
         bucket.create(aside, there.data)
         failpoint("live.rolled_aside")
         try:

@@ -244,7 +244,7 @@ class Tenure:
         names_older = any(not keys.is_of_step(key, manifest.step) for key in objects.values())
         self.change(intent=intent, version=2 if names_older else self.term.version)
         failpoint("live.intent")
-        return self._commit(manifest, objects)
+        return self._commit(manifest, objects, self._reserve(manifest.kind, manifest.step))
 
     def set_aside(self) -> None:
         """Before manifests are set aside: none of them is committed again by who takes the term,
@@ -259,6 +259,7 @@ class Tenure:
 
     def _finish(self, intent: Intent) -> None:
         stored = manifests.decode(intent.manifest.encode(), intent.kind, intent.step)
+        there = self._reserve(intent.kind, intent.step)  # also of one that is not whole
         if inspecting.size_findings(self._bucket, stored):
             _LOG.warning(
                 "%s %d was about to be committed, and is not whole: it is not committed",
@@ -267,16 +268,28 @@ class Tenure:
             )
             return
         try:
-            self._commit(stored.manifest, dict(stored.keys))
+            self._commit(stored.manifest, dict(stored.keys), there)
         except (PromotionConflictError, DamagedFileError) as error:
             # Of a manifest that was set aside, or is a newer release's: what is there stays.
             _LOG.warning("%s", error)
 
-    def _commit(self, manifest: Manifest, objects: dict[str, str]) -> Stored:
+    def _reserve(self, kind: SaveKind, step: int) -> Blob:
+        """Reserve the key of the manifest that the intent speaks of.
+
+        Who takes the term from now on finishes that intent, and with it takes the mark in whose
+        place this monitor's manifest would come late. Who took it before may have removed the step.
+        """
+        there = commits.reserve(self._bucket, kind, step)
+        self.check()
+        return there
+
+    def _commit(self, manifest: Manifest, objects: dict[str, str], there: Blob) -> Stored:
         # Steps that are trained again have other weights, of which the older ones are a version of
         # a training that is no more. Of checkpoints none is superseded: attempts resume from them.
         supersede = manifest.kind is SaveKind.STATE_DICT
-        return commits.commit(self._bucket, manifest, objects, mend=True, supersede=supersede)
+        return commits.commit(
+            self._bucket, manifest, objects, there=there, mend=True, supersede=supersede
+        )
 
     def _put(self, term: Term, old: Blob | None) -> bool:
         data = records.encode(_TERM, term)
