@@ -17,7 +17,7 @@ from tests.faults.scenario import Scenario
 from tests.faults.training import Trainer, Where, host, join
 from tests.faults.trial import Trial
 
-_SHORT_SECONDS = 2.0
+_SHORT_SECONDS = 4.0  # a quarter of it is left to tell of what is not written
 _LONG_SECONDS = 15.0
 _STUCK_SECONDS = 60.0
 _SPARE_SECONDS = 5.0
