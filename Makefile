@@ -36,8 +36,6 @@ CLUSTER_READY := $(if $(KUBECONFIG),,cluster-up)
 POLICIES_READY := $(if $(KUBECONFIG),,policies-up)
 NODES ?= 1
 DEVCLUSTER := $(PYTHON) -m devcluster
-# In `test-on-clusters`, for the tests in the folder of that name.
-E2E_CLUSTERS := e2e-runs e2e-faults
 PYTEST := $(BIN)/python -m pytest
 # Unit tests wait half of their time, for processes and for deadlines.
 UNIT_WORKERS := $(shell workers=$$((3 * $$(nproc) / 2)); echo $$((workers < 8 ? workers : 8)))
@@ -121,24 +119,21 @@ test-distributed: setup ## Ten minutes: torch.distributed and Ray on this machin
 test-cluster: setup $(CLUSTER_READY) images ## Minutes: the operator against a real API server and KubeRay (root)
 	$(PYTEST) tests/cluster
 
-test-e2e: test-e2e-runs test-e2e-faults ## Minutes: whole runs, with kills, on the real cluster (root)
+test-e2e: setup $(CLUSTER_READY) images ## Minutes: whole runs, with kills, on the real cluster (root)
+	$(PYTEST) tests/e2e
 
-test-e2e-%: setup $(CLUSTER_READY) images
-	$(PYTEST) tests/e2e/$*
-
-# They wait for pods much of the time. On a cluster of your own they take turns.
-test-on-clusters: setup images ## Those two, in three parts side by side, each on a development cluster of its own (root)
+# Both wait for pods most of the time. On a cluster of your own they take turns.
+test-on-clusters: setup images ## Those two side by side, each on a development cluster of its own (root)
 ifdef KUBECONFIG
 	$(MAKE) test-cluster
 	$(MAKE) test-e2e
 else
-	for name in $(E2E_CLUSTERS); do $(DEVCLUSTER) --name $$name up || exit; done
-	$(MAKE) --jobs=3 test-cluster-beside $(E2E_CLUSTERS:%=test-%-beside)
-	for name in $(E2E_CLUSTERS); do $(DEVCLUSTER) --name $$name down || exit; done
+	$(DEVCLUSTER) --name e2e up
+	KUBECONFIG_E2E=$$($(DEVCLUSTER) --name e2e kubeconfig | tail -1) $(MAKE) --jobs=2 test-cluster-beside test-e2e-beside
+	$(DEVCLUSTER) --name e2e down
 endif
 
-$(E2E_CLUSTERS:%=test-%-beside): test-%-beside:
-	KUBECONFIG=$$($(DEVCLUSTER) --name $* kubeconfig | tail -1) $(MAKE) test-$* 2>&1 | sed --unbuffered 's/^/$*: /'
+test-e2e-beside: export KUBECONFIG = $(KUBECONFIG_E2E)
 
 test-monitoring: setup monitoring-up images ## The chart's monitors, rules and alerts with that Prometheus (root; not in `test`)
 	$(PYTEST) tests/monitoring
@@ -176,9 +171,9 @@ faults: setup ## The fault matrix, every fault 200 times (some 45 min; root for 
 cluster-up: ## A real Kubernetes on this machine (root; 25 s; the first time 15 min for the Go builds); NODES=2
 	$(DEVCLUSTER) up --nodes $(NODES)
 
-cluster-down: ## Remove it, and those of e2e tests: one kill each, nothing is left
+cluster-down: ## Remove it, and that of e2e tests: one kill each, nothing is left
 	$(DEVCLUSTER) down
-	for name in $(E2E_CLUSTERS); do $(DEVCLUSTER) --name $$name down || exit; done
+	$(DEVCLUSTER) --name e2e down
 
 monitoring-up: cluster-up ## Add Prometheus 3 with its operator to it (the first time some 13 min of Go builds)
 	$(DEVCLUSTER) monitoring

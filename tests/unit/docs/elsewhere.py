@@ -11,7 +11,7 @@ ELSEWHERE: Final = {
     " --set image.repository=REGISTRY/trainsync/operator,"
     "monitorImage.repository=REGISTRY/trainsync/monitor": "tests/cluster/chart/test_chart.py",
     # It begins another attempt, which the pages' run is not fit for.
-    "trainsync run rollback NAME --step N": "tests/e2e/faults/test_faults.py",
+    "trainsync run rollback NAME --step N": "tests/e2e/test_faults.py",
     # vLLM's environment is a large one.
     "kubectl apply -f examples/vllm_grpo/trainingrun.yaml": (
         "tests/vllm_cluster/test_trainingrun.py"

@@ -13,7 +13,7 @@ from tests.e2e import harness
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-MANIFEST = Path(__file__).resolve().parents[3] / "examples" / "verl_grpo" / "fsdp.yaml"
+MANIFEST = Path(__file__).resolve().parents[2] / "examples" / "verl_grpo" / "fsdp.yaml"
 NAME = "verl-on-cpus"
 METHOD = "memory"
 STEPS = 6

@@ -13,7 +13,7 @@ from demo.cli import MANIFEST, load_run
 from demo.kubectl import Object
 from demo.platform import REPOSITORY, Platform, devcluster_name, load_images, own_cluster
 from tests.e2e import example, harness
-from tests.e2e.faults.test_faults import INTERVAL, starts
+from tests.e2e.test_faults import INTERVAL, starts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(700)]
 
