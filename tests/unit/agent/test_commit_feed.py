@@ -9,9 +9,10 @@ from trainsync.failpoints import LIVE, enabled
 from trainsync.monitor.commit.core import CoreSettings
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.store.core import StoreCore
-from trainsync.storage.objects.bucket import Blob
+from trainsync.storage.objects import commits, manifests
+from trainsync.storage.objects.bucket import Blob, ObjectInfo
 from trainsync.storage.objects.live import names
-from trainsync.storage.objects.live.term import Tenure
+from trainsync.storage.objects.live.term import Tenure, decode_term
 from trainsync.storage.saves.incarnations import successor
 
 from tests.unit.monitor.store.test_state_dicts import KilledError, checkpoint, publish, resumed
@@ -106,6 +107,45 @@ def test_a_version_whose_manifest_is_put_after_the_look_is_not_missed() -> None:
     # Another monitor of the same attempt finishes it.
     tenure = Tenure(run.bucket, "local", "cccccccc")
     tenure.take(lambda there: None)
+    assert take(feed, first).step == 2
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["", "and listings stay late"])
+def test_a_version_whose_manifest_is_put_between_listing_and_look_is_not_missed(
+    monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    run = Run()
+    core, owner = resumed(run, 0)
+    publish(run, core, owner, 1)
+    feed = feed_of(run)
+    first = take(feed)
+    core.saves.register(owner, request(2, ONE, kind=SaveKind.STATE_DICT))
+    run.write(owner, 2, ONE, b"second", "dict0002", kind=SaveKind.STATE_DICT)
+
+    def die(reached: str) -> None:
+        if reached == "intent":
+            raise KilledError
+
+    with enabled(LIVE, die), pytest.raises(KilledError):
+        core.tick()
+    blob = run.bucket.find(names.TERM)
+    assert blob is not None
+    intent = decode_term(blob).intent
+    assert intent is not None
+    stored = manifests.decode(intent.manifest.encode(), intent.kind, intent.step)
+    listed: list[list[ObjectInfo]] = []
+    objects = run.bucket.objects
+
+    def objects_then_commit(folder: str) -> list[ObjectInfo]:
+        if not listed:
+            listed.append(objects(folder))
+            commits.commit(run.bucket, stored.manifest, dict(stored.keys))
+            return listed[0]
+        return listed[0] if late else objects(folder)
+
+    monkeypatch.setattr(run.bucket, "objects", objects_then_commit)
+    feed.next(first, 0)
+    assert listed
     assert take(feed, first).step == 2
 
 

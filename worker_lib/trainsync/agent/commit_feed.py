@@ -82,8 +82,10 @@ class CommitFeed:
         if term.run_uid != self._seen_run:  # whose own a save is depends on the run
             self._seen_run, self._found = term.run_uid, None
             self._known.clear()
+        # First: what is committed only after this look is not in the listing, and not settled.
+        settled = self._is_settled(term)
         found = self._version(term)
-        self._term, self._found, self._settled = blob, found, self._is_settled(term)
+        self._term, self._found, self._settled = blob, found, settled
         return found
 
     def _is_settled(self, term: Term) -> bool:
@@ -111,10 +113,12 @@ class CommitFeed:
 
     def _newest_of(self, term: Term, age: tuple[bool, int, int]) -> CommittedInfo | None:
         """The last one of the attempt in force, or the one that it went on from."""
-        steps = commits.committed_steps(self._bucket, _KIND)
-        there = set(steps)
+        there = set(commits.committed_steps(self._bucket, _KIND))
+        intent = term.intent
+        if intent is not None and (intent.kind, intent.step) in self._known:
+            there.add(intent.step)  # read just now; a listing may be late
         self._known = {key: known for key, known in self._known.items() if key[1] in there}
-        for step in reversed(steps):
+        for step in sorted(there, reverse=True):
             info = self._info(_KIND, step, term.run_uid)
             if info is not None and info.age == age:
                 return info
