@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -40,4 +41,10 @@ class Trap:
 
     def arm(self, phase: str, number: int, count: int) -> None:
         """``number`` is the signal, or `CUT`."""
+        if phase == "acknowledged":
+            # The trainer is told before: the version of before may be about to reach it.
+            end = time.monotonic() + 20
+            while self.reached["acknowledged"] < self.reached["flipped"]:
+                assert time.monotonic() < end, "the last version was not acknowledged"
+                time.sleep(0.001)
         self.phase, self.number, self.count = phase, number, count
