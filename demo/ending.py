@@ -30,6 +30,6 @@ def last_words(
     """
     deadline = time.monotonic() + seconds
     while not end.told and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)  # between two looks, each of which costs a process of kubectl
         end = snapshot_of(kubectl.get(names.PLURAL, name, namespace) or {})
     return end

@@ -46,5 +46,5 @@ class Trap:
             end = time.monotonic() + 20
             while self.reached["acknowledged"] < self.reached["flipped"]:
                 assert time.monotonic() < end, "the last version was not acknowledged"
-                time.sleep(0.001)
+                time.sleep(0.001)  # lets the receiving thread run
         self.phase, self.number, self.count = phase, number, count

@@ -177,7 +177,7 @@ signal.signal(signal.SIGTERM, getattr(signal, sys.argv[1]))
 with GracefulShutdown((), lambda seconds: None, grace_seconds=float(sys.argv[2])) as shutdown:
     print("ready", flush=True)
     while not shutdown.requested:
-        time.sleep(0.01)
+        time.sleep(0.01)  # lets the signal's handler run
     print("told", flush=True)
     while True:
         time.sleep(0.01)

@@ -123,6 +123,7 @@ def test_keeping_does_not_wait_for_a_partner_that_takes_nothing(
     pair: list[Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _ = pair
+    # Longer than the bound below: a keep that waited for the partner would be seen.
     monkeypatch.setattr(wire, "ask", lambda *_: time.sleep(8))
     began = time.monotonic()
     for step in (5, 6, 7):
