@@ -13,7 +13,7 @@ from devcluster.controlplane.kubeapi import ApiError, KubeApi
 from devcluster.controlplane.storage import storage_manifests
 from devcluster.images.images import COREDNS_IMAGE, KUBERAY_IMAGE
 from devcluster.paths import Cluster
-from devcluster.shell import run, write_atomically, write_json
+from devcluster.shell import GO_ENVIRONMENT, run, write_atomically, write_json
 from devcluster.tools import KUBERAY_CONFIG, Tools, cache_root
 
 KUBERAY_NAMESPACE = "kuberay-system"
@@ -110,6 +110,7 @@ def kuberay_overlay() -> dict[str, Any]:
     container = {
         "name": "kuberay-operator",
         "readinessProbe": probe,
+        "env": [{"name": name, "value": value} for name, value in GO_ENVIRONMENT.items()],
         # KubeRay's default limit of 100m makes the operator the slowest part of every test.
         "resources": {
             "requests": {"cpu": "50m", "memory": "128Mi"},

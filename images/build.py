@@ -11,7 +11,7 @@ import hashlib
 import json
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from devcluster.errors import DevclusterError
@@ -46,6 +46,7 @@ class Recipe:
     entrypoint: tuple[str, ...] = ()
     path: str = SYSTEM_PATH
     limit: int | None = MAX_BYTES
+    env: dict[str, str] = field(default_factory=dict)
 
 
 RECIPES = {
@@ -76,6 +77,9 @@ RECIPES = {
         extra=None,
         path=f"{MOUNT_PATH}/bin:{SYSTEM_PATH}",
         limit=None,
+        # Else each pod starts a worker for each processor, of which actors take some and leave the
+        # others idle: a second or two of processor for each.
+        env={"RAY_prestart_worker_first_driver": "0"},
     ),
 }
 
@@ -92,6 +96,7 @@ def config_of(recipe: Recipe) -> ImageConfig:
             "PYTHONPATH": CODE,
             "PYTHONUNBUFFERED": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
+            **recipe.env,
         },
         user=f"{USER}:{USER}",
         working_dir=HOME,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from devcluster.shell import PATH, write_json
+from devcluster.shell import GO_ENVIRONMENT, PATH, write_json
 
 _WAKE = {signal.SIGCHLD, signal.SIGHUP}
 
@@ -139,7 +139,7 @@ def _spawn(component: Component) -> int:
     return os.posix_spawnp(
         component.argv[0],
         component.argv,
-        {"PATH": PATH, "HOME": "/root", **component.env},
+        {"PATH": PATH, "HOME": "/root", **GO_ENVIRONMENT, **component.env},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(log), append, 0o644),

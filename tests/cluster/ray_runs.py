@@ -23,7 +23,10 @@ POD = {
         ]
     }
 }
-LITTLE_MEMORY = {"object-store-memory": "100000000"}
+# Nothing here asks for a worker's log at its driver, or for Ray's autoscaler. (KubeRay drops a
+# parameter that is "false".)
+LITTLE_RAY = {"object-store-memory": "100000000", "include-log-monitor": "no"}
+LITTLE_HEAD = {**LITTLE_RAY, "no-monitor": "true"}
 
 
 def start(
@@ -43,10 +46,10 @@ def start(
         ttl: how long its pods stay after its end.
     """
     run = changed(minimal(name), "spec.clusters.0.entrypoint", entrypoint)
-    head = {"template": POD, "rayStartParams": {**LITTLE_MEMORY, **(head_params or {})}}
+    head = {"template": POD, "rayStartParams": {**LITTLE_HEAD, **(head_params or {})}}
     run = changed(run, "spec.clusters.0.head", head)
     run = changed(run, "spec.clusters.0.groups.0.template", POD)
-    params = {"num-cpus": "1", **LITTLE_MEMORY}
+    params = {"num-cpus": "1", **LITTLE_RAY}
     run = changed(run, "spec.clusters.0.groups.0.rayStartParams", params)
     if explorers:
         (trainer,) = run["spec"]["clusters"][0]["groups"]

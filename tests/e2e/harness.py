@@ -1,6 +1,7 @@
 """Helpers of the e2e tests: make a run, wait for it, read its volume."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,15 +16,20 @@ from demo.kubectl import Kubectl, Object
 from demo.platform import Platform
 from demo.snapshot import Snapshot, snapshot_of
 
-NAMESPACE = "trainsync-e2e"
+# Of each pytest-xdist worker: those run side by side, and each installs and removes its own.
+_WORKER = os.environ.get("PYTEST_XDIST_WORKER")
+_OWN = f"e2e-{_WORKER}" if _WORKER else "e2e"
+NAMESPACE = f"trainsync-{_OWN}"
 # The chart names its objects after the release if the release's name contains the chart's.
-RELEASE = "trainsync-operator-e2e"
+RELEASE = f"trainsync-operator-{_OWN}"
 WORKLOAD = Path(__file__).with_name("workload.py")
 TWO_CLUSTERS = Path(__file__).with_name("two_clusters_workload.py")
 _WORKLOAD_DIRECTORY = "/opt/trainsync-e2e"
 RAY_VERSION = "2.60.0"
-# Ray's minimum; the default is a third of the node.
-_OBJECT_STORE = {"object-store-memory": "100000000"}
+# Ray's minimum of memory; the default is a third of the node. Nothing here asks for a worker's log
+# at its driver, or for Ray's autoscaler. (KubeRay drops a parameter that is "false".)
+_LITTLE_RAY = {"object-store-memory": "100000000", "include-log-monitor": "no"}
+_LITTLE_HEAD = {**_LITTLE_RAY, "no-monitor": "true"}
 _REQUESTS = {"requests": {"cpu": "50m", "memory": "128Mi"}}
 
 
@@ -156,13 +162,13 @@ def training_run(
         "name": "main",
         "rayVersion": RAY_VERSION,
         "entrypoint": entrypoint,
-        "head": {"rayStartParams": _OBJECT_STORE, "template": template(True)},
+        "head": {"rayStartParams": _LITTLE_HEAD, "template": template(True)},
         "groups": [
             {
                 "name": role.lower(),
                 "role": role,
                 "replicas": replicas,
-                "rayStartParams": _OBJECT_STORE,
+                "rayStartParams": _LITTLE_RAY,
                 "template": template(False),
             }
             for role, replicas in groups.items()

@@ -11,6 +11,7 @@ from tests.cluster.operator.test_children import CHILDREN, NO_IMAGE, delete, man
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.alone,
     pytest.mark.timeout(300),
     pytest.mark.usefixtures("crd"),
 ]
