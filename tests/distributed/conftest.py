@@ -32,6 +32,9 @@ os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 os.environ["RAY_AUTH_MODE"] = "disabled"
 # Ray's workers are nice by default, and beside other tests would wait past their deadlines.
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - as Ray reads it
+# Else each Ray starts a worker for each of its processors, of which most stay idle: a second of
+# processor for each.
+os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112 - as Ray reads it
 # In Ray 2.60, each `ray.shutdown` but the first leaves its metrics thread running. An export during
 # the exit crashes this process after all tests have passed.
 os.environ["RAY_enable_open_telemetry"] = "0"  # noqa: SIM112 - as Ray reads it
