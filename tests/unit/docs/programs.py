@@ -209,6 +209,8 @@ def _docker(command: Command) -> str | None:
 
 
 def _pip(command: Command) -> str | None:
+    if any(re.match(r"trainsync\b", word) for word in command.arguments):
+        return "trainsync is on no package index: install it from a clone"
     for extra in re.findall(r"\[([\w,]+)\]", " ".join(command.arguments)):
         text = (ROOT / "pyproject.toml").read_text()
         for name in extra.split(","):
@@ -237,7 +239,7 @@ _CHECKS: dict[str, Callable[[Command], str | None]] = {
 def inline(text: str, where: str) -> list[Command]:
     """Our commands between backticks in the text; ``a x | y`` means two commands."""
     found = []
-    for words in re.findall(r"`((?:make|trainsync) [a-z][^`]*)`", text):
+    for words in re.findall(r"`((?:make|pip|trainsync) [a-z][^`]*)`", text):
         first, *others = words.replace("…", "").split(" | ")
         parent = first.rpartition(" ")[0]
         for line in (first, *(f"{parent} {other}" for other in others)):

@@ -18,6 +18,7 @@ def test_every_command_of_ours_in_the_running_text_is_one_that_exists():
     read = [page for page in pages() if page.name != "roadmap.md"]
     shown = [command for page in read for command in inline(prose(page), f"{page.name}:0")]
     assert len(shown) > 20
+    assert any(command.program == "pip" for command in shown)
     wrong = [f"{command}: {said}" for command in shown if (said := complaint(command))]
     assert not wrong, "\n".join(wrong)
 
@@ -55,6 +56,7 @@ def test_every_command_for_a_cluster_is_run_by_a_test():
         "helm install trainsync charts/trainsync-operator --set image.repositry=x",
         "docker build -f images/none.Containerfile .",
         "pip install '.[no_such_extra]'",
+        "pip install 'trainsync[worker]'",
         "export KUBECONFIG=$(python3 -m devcluster kubeconfg)",
         "make lint && trainsync checkpoints lst x",
         "some-unknown-program --x",

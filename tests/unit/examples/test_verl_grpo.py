@@ -2,7 +2,9 @@
 
 import importlib.util
 import inspect
+import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,14 @@ def composed(entrypoint: str) -> Any:
     assert words[:3] == ["python", "-m", "verl.trainer.main_ppo"]
     with initialize_config_dir(str(Path(spec.origin).parent / "trainer/config"), version_base=None):
         return compose("ppo_trainer", overrides=words[3:])
+
+
+def test_the_image_gets_every_package_that_trainsync_needs() -> None:
+    project = tomllib.loads((EXAMPLE.parents[1] / "pyproject.toml").read_text())["project"]
+    needed = {re.match(r"[\w-]+", line)[0] for line in project["dependencies"]}  # type: ignore[index]
+    shown = re.search(r"--no-deps \S+ && pip install (.+)", (EXAMPLE / "README.md").read_text())
+    assert shown is not None
+    assert set(shown[1].split()) == needed
 
 
 def test_there_is_one_for_fsdp_and_one_for_megatron() -> None:

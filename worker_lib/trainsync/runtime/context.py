@@ -74,10 +74,10 @@ class RunContext(RunDescription):
 
     It may be pickled: a Ray driver hands it to its actors, which then speak for the same attempt
     and incarnation. Connections and threads are made when first used, and are not pickled.
-
-    It inherits from `RunDescription` since each of the names there is public here: holding one
-    would repeat every signature and docstring.
     """
+
+    # It inherits from `RunDescription`, whose names are all public here: holding one would repeat
+    # every signature and docstring.
 
     def __init__(self, settings: RunSettings, *, claimed_here: bool = False) -> None:
         """Use `from_env`. ``settings`` must have an attempt and an incarnation."""
