@@ -5,10 +5,12 @@ import multiprocessing
 import os
 import pickle
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from trainsync.checkpoint.errors import SaveFailedError
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.monitor.errors import FencedError
 from trainsync.runtime.context import RunContext
@@ -80,7 +82,8 @@ def test_ranks_of_before_save_nothing_more_and_new_ones_speak_for_the_successor(
     with local(where) as driver:
         rank = save(driver, 3)
         driver.restart_in_place("a rank died")
-        rank.coordinator(rank=0, world_size=1).save_sync("model", {"lr": 0.2}, 4)
+        with suppress(SaveFailedError):  # the monitor removes what it writes, at once or later
+            rank.coordinator(rank=0, world_size=1).save_sync("model", {"lr": 0.2}, 4)
         joined = RunContext.from_env(environ=driver.env())
         assert joined.incarnation == driver.incarnation
         assert step_of(joined.resume()) == 3
