@@ -77,6 +77,15 @@ class Reuse(RuleBasedStateMachine):
             for rank in heard:
                 self.ranks[rank].shards.ended(SaveKind.CHECKPOINT, self.step, True)
 
+    @rule()
+    def save(self) -> None:
+        """A whole save of both, of whose commit both hear."""
+        self.next_step()
+        for part in range(len(PARTS)):
+            self.begin(part)
+            self.end(part, whole=True)
+        self.commit({0, 1})
+
     @precondition(lambda self: self.step and self.step != self.committed)
     @rule(rank=st.sampled_from([0, 1]))
     def abort(self, rank: int) -> None:
