@@ -47,7 +47,16 @@ class Keeping:
         manifest.write_text("{}")
 
     def names(self) -> list[KeptName]:
-        return sorted(self.place.files(), key=lambda kept: kept.name)
+        """Of all but spare files."""
+        files = (kept for kept in self.place.files() if not kept.is_spare)
+        return sorted(files, key=lambda kept: kept.name)
+
+    def spares(self) -> list[KeptName]:
+        return [kept for kept in self.place.files() if kept.is_spare]
+
+    def inode(self, step: int) -> int:
+        (kept,) = [kept for kept in self.names() if kept.step == step]
+        return self.place.path(kept).stat().st_ino
 
     def sealed(self) -> list[int]:
         return sorted(kept.step for kept in self.names() if kept.digest is not None)

@@ -44,7 +44,7 @@ def save(coordinator: CheckpointCoordinator, step: int) -> None:
 
 
 def kept(directory: Path) -> list[int]:
-    return sorted(file.step for file in place_in(directory).files())
+    return sorted(file.step for file in place_in(directory).files() if not file.is_spare)
 
 
 def resume_of(monitor: LocalMonitorClient, directory: Path) -> Resume:

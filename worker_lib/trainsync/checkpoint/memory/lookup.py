@@ -12,6 +12,7 @@ from typing import Final, Self
 
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.memory.place import MemoryPlace
+from trainsync.checkpoint.memory.reuse import open_whole
 from trainsync.storage import digest
 from trainsync.storage.saves.receipts import FileEntry
 
@@ -20,7 +21,6 @@ logger = logging.getLogger(__name__)
 _OPENED: Final = Path("/proc/self/fd")  # of Linux; elsewhere nothing is found
 _THREADS: Final = 4
 _BLOCK: Final = 512 << 10
-_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Sources:
@@ -108,7 +108,7 @@ def _open(place: MemoryPlace, entry: FileEntry) -> int | None:
         return None
     for path in found:
         try:
-            fd = os.open(path, _FLAGS)
+            fd = open_whole(path)
         except OSError as error:
             logger.warning("%s is not read from memory: %s", entry.path, error)
             continue
