@@ -271,6 +271,7 @@ class MegatronCheckpoints(MonitoredRetention):
                 coordinator,
                 layout,
                 is_state_dict=plan.saves_state_dict,
+                with_checkpoint=True,
             )
         if OPTIMIZER in plan.components:
             with engine.resident():
