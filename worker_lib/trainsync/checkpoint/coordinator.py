@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import torch
 
-from trainsync.api.protocol import SaveKind, SaveStatus
+from trainsync.api.protocol import LoadReport, SaveKind, SaveStatus
 from trainsync.api.spec import SAVE_DEADLINE_SECONDS, SyncMethod
 from trainsync.checkpoint.data_cursor import HasState, data_cursor_file
 from trainsync.checkpoint.errors import UnsupportedPlaceError
-from trainsync.checkpoint.load.resume import report_damage
+from trainsync.checkpoint.load.resume import report_damage, report_load
 from trainsync.checkpoint.memory.kept import KeptShards
 from trainsync.checkpoint.memory.neighbour.neighbour import Neighbour
 from trainsync.checkpoint.memory.place import MemoryPlace
@@ -495,6 +495,11 @@ class CheckpointCoordinator:
         """See `trainsync.checkpoint.load.resume.report_damage`."""
         self._saves.lifetime.check_process("report_damage")
         return report_damage(self._monitor, step, manifest_digest, what)
+
+    def report_load(self, report: LoadReport) -> None:
+        """See `trainsync.checkpoint.load.resume.report_load`."""
+        self._saves.lifetime.check_process("report_load")
+        report_load(self._monitor, report)
 
     # -- registering ------------------------------------------------------------------------
 

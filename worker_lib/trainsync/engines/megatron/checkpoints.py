@@ -26,7 +26,7 @@ from trainsync.engines.checkpoints.save_plan import (
     ModelMode,
     SavePlan,
 )
-from trainsync.engines.checkpoints.shard_source import Tell, committed_step
+from trainsync.engines.checkpoints.shard_source import committed_step
 from trainsync.engines.checkpoints.step_commits import StepCommits
 from trainsync.engines.megatron.layout import ParallelLayout
 from trainsync.engines.megatron.loading import megatron_load_state_dict
@@ -197,7 +197,7 @@ class MegatronCheckpoints(MonitoredRetention):
             return
         wanted = self._engine.checkpoint_manager.checkpoint_load_contents
         ranks = open_agreement("load", _LOAD_SECONDS, LoadFailedError, LoadPeerLostError)
-        found = _Committed(local_path, directory, wanted, self.coordinator.report_damage)
+        found = _Committed(local_path, self.coordinator, wanted)
         answers = ranks.do("opening the checkpoint", found.open)
         needs = [Need(host, frozenset(paths)) for host, paths in map(json.loads, answers)]
         sizes = found.sizes
@@ -315,10 +315,11 @@ class _Committed:
     staged: dict[str, Component]
     rest: tuple[str, ...]
 
-    def __init__(self, local_path: str, directory: Path, wanted: Sequence[str], tell: Tell) -> None:
+    def __init__(
+        self, local_path: str, coordinator: CheckpointCoordinator, wanted: Sequence[str]
+    ) -> None:
         self._local_path = local_path
-        self._tell = tell
-        self._directory = directory
+        self._coordinator = coordinator
         # The weights are those that were staged; the engine would take an export's over them.
         ours = {MODEL, HF_MODEL} if MODEL in wanted else set()
         self._wanted = [name for name in wanted if name not in ours]
@@ -335,7 +336,7 @@ class _Committed:
 
     def open(self) -> str:
         """Find it, and compare the layouts; returns what this rank's host has to check."""
-        found = committed_step(self._local_path, self._directory, self._tell)
+        found = committed_step(self._local_path, self._coordinator)
         self.resume, self.folder = found.resume, found.folder
         self.staged = {}
         rest = []
