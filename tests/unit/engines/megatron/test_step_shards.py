@@ -1,6 +1,8 @@
 """Shards are opened where they lie in memory, and no byte there is believed. Without Megatron."""
 
+import dataclasses
 import io
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,3 +173,19 @@ def test_another_model_is_refused_as_on_the_volume(keeping: Keeping, resume: Res
     ranks: Any = SimpleNamespace(rank=0, world_size=2)
     with Sources(resume) as sources, pytest.raises(StateMismatchError, match="the same model"):
         StepShards(resume, sources, ranks).open(COMPONENT, needed)
+
+
+def test_a_good_file_beside_a_bad_one_of_the_same_name_is_read(
+    keeping: Keeping, resume: Resume
+) -> None:
+    """It is not taken for the bad one that was mapped before, whatever its descriptor's number."""
+    bad = keep(keeping, 0)
+    place = dataclasses.replace(keeping.place, shared=keeping.directory)
+    assert place.guests is not None
+    place.guests.make()
+    shutil.copyfile(bad, place.guests.directory / bad.name)
+    replace(bad, ROWS[:1].numpy().tobytes(), b"\xff" * 8)
+    with Sources(dataclasses.replace(resume, memory=place)) as sources:
+        found, paths = opened(resume, sources, 0, 2)
+        assert sources.bytes(paths) == (len(shard(0)), 0)
+    assert torch.equal(found, ROWS[:2])

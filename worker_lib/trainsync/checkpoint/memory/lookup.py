@@ -124,10 +124,17 @@ def _open(place: MemoryPlace, entry: FileEntry, glanced: int | None = None) -> i
     Args:
         glanced: a descriptor of a file that may be.
     """
-    if glanced is not None:
-        if _is_whole(glanced, entry):
-            return glanced
-        os.close(glanced)
+    if glanced is None:
+        return _find(place, entry)
+    if _is_whole(glanced, entry):
+        return glanced
+    try:
+        return _find(place, entry)
+    finally:
+        os.close(glanced)  # only now: another file with its number would be taken for it
+
+
+def _find(place: MemoryPlace, entry: FileEntry) -> int | None:
     for path, fd in _candidates(place, entry):
         try:
             problem = _problem(fd, entry)
