@@ -1,8 +1,11 @@
 """Helpers for tests of shards in memory: a run, its place in memory, and what lies there."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from trainsync.checkpoint.memory import reuse
 from trainsync.checkpoint.memory.kept import KeptShards
 from trainsync.checkpoint.memory.place import KeptName, MemoryPlace
 from trainsync.checkpoint.memory.shared import SharedVolume
@@ -66,3 +69,20 @@ def digest_of(data: bytes) -> str:
     hasher = digest.new_hasher()
     hasher.update(data)
     return digest.format_digest(hasher)
+
+
+def mapped(path: Path) -> torch.Tensor:
+    """Bytes of a whole file, mapped as a load maps them, while no descriptor is open.
+
+    `mmap.mmap` would keep one.
+    """
+    fd = reuse.open_whole(path)
+    try:
+        size = os.fstat(fd).st_size
+        return torch.from_file(f"/proc/self/fd/{fd}", size=size, dtype=torch.uint8)
+    finally:
+        os.close(fd)
+
+
+def bytes_of(view: torch.Tensor) -> bytes:
+    return view.numpy().tobytes()

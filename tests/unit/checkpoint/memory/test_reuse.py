@@ -1,7 +1,6 @@
 """A dropped file's memory goes to the next file of its part, never under a reader."""
 
 import fcntl
-import mmap
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.memory import reuse
 from trainsync.storage.saves.receipts import Participant
 
-from tests.unit.checkpoint.memory.keeping import MODEL, Keeping, digest_of
+from tests.unit.checkpoint.memory.keeping import MODEL, Keeping, bytes_of, digest_of, mapped
 
 CHECKPOINT = SaveKind.CHECKPOINT
 OPTIMIZER = Participant("optim", 0)
@@ -42,16 +41,6 @@ def save(keeping: Keeping, *steps: int, participant: Participant = MODEL) -> Non
 def path_of(keeping: Keeping, step: int) -> Path:
     (kept,) = [kept for kept in keeping.names() if kept.step == step]
     return keeping.place.path(kept)
-
-
-def mapped(path: Path) -> mmap.mmap:
-    """As a load maps a file: through a descriptor of its own, and both are closed."""
-    fd = reuse.open_whole(path)
-    again = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
-    found = mmap.mmap(again, 0, prot=mmap.PROT_READ)
-    os.close(again)
-    os.close(fd)
-    return found
 
 
 def test_the_file_before_the_last_commit_is_written_again(tmp_path: Path) -> None:
@@ -166,8 +155,8 @@ def test_a_file_that_is_in_use_is_left_as_it_is(tmp_path: Path, way: str) -> Non
         assert os.pread(fd, SIZE, 0) == data_of(5)
         os.close(fd)
     elif way == "mapped":
-        assert view[:] == data_of(5)
-        view.close()
+        assert bytes_of(view) == data_of(5)
+        del view
     else:
         assert child is not None
         assert child.communicate("\n", timeout=30)[0] == "{5}\n"
@@ -221,6 +210,19 @@ def test_where_the_system_cannot_tell_files_are_new(
     assert keeping.sealed() == [8]
     assert keeping.spares() == []
     assert len(asked) == 1  # it does not try again
+
+
+def test_where_the_system_sees_no_mapping_files_are_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As file systems do whose mappings are of other files, below them."""
+    monkeypatch.setattr(fcntl, "fcntl", lambda *_: 0)  # grants all
+    keeping = Keeping(tmp_path)
+    save(keeping, 5)
+    view = mapped(path_of(keeping, 5))
+    save(keeping, 6, 7)
+    assert bytes_of(view) == data_of(5)
+    assert keeping.spares() == []
 
 
 def test_a_process_survives_one_that_opens_the_file_amid_the_question(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Readers beside a process that writes into dropped files again: no byte changes under a reader."""
 
-import mmap
-import os
 import shutil
 import tempfile
 import threading
@@ -10,15 +8,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from trainsync.api.protocol import SaveKind
-from trainsync.checkpoint.memory import reuse
 from trainsync.checkpoint.memory.kept import KeptFile
 from trainsync.storage.saves.receipts import Participant
 
-from tests.unit.checkpoint.memory.keeping import Keeping, digest_of
+from tests.unit.checkpoint.memory.keeping import Keeping, bytes_of, digest_of, mapped
 
 PARTS = [Participant("model", 0), Participant("model", 1)]
 SIZE = 5000
@@ -40,7 +38,7 @@ class Reuse(RuleBasedStateMachine):
         self.again = 0
         self.committed: int | None = None
         self.writing: dict[int, tuple[KeptFile, bytes, int]] = {}
-        self.read: list[tuple[mmap.mmap, str]] = []
+        self.read: list[tuple[torch.Tensor, str]] = []
 
     @rule()
     def next_step(self) -> None:
@@ -97,18 +95,16 @@ class Reuse(RuleBasedStateMachine):
         if whole:
             kept = whole[which % len(whole)]
             assert kept.digest is not None
-            fd = reuse.open_whole(self.ranks[0].place.path(kept))
-            self.read.append((mmap.mmap(fd, 0, prot=mmap.PROT_READ), kept.digest))
-            os.close(fd)
+            self.read.append((mapped(self.ranks[0].place.path(kept)), kept.digest))
 
     @rule(which=st.integers(0, 7))
     def close(self, which: int) -> None:
         if self.read:
-            self.read.pop(which % len(self.read))[0].close()
+            del self.read[which % len(self.read)]
 
     @invariant()
     def what_is_read_stays(self) -> None:
-        assert all(digest_of(view[:]) == digest for view, digest in self.read)
+        assert all(digest_of(bytes_of(view)) == digest for view, digest in self.read)
 
     @invariant()
     def names_tell_the_truth(self) -> None:
@@ -126,8 +122,7 @@ class Reuse(RuleBasedStateMachine):
         assert len(spares) == len(set(spares))
 
     def teardown(self) -> None:
-        for view, _ in self.read:
-            view.close()
+        self.read.clear()
         shutil.rmtree(self.directory)
 
 
@@ -156,15 +151,11 @@ def test_readers_that_open_map_and_close_all_the_time_see_whole_files(beside_dis
                 if kept.digest is None:
                     continue
                 with suppress(FileNotFoundError, BlockingIOError):
-                    fd = reuse.open_whole(keeping.place.path(kept))
-                    try:
-                        view = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
-                    finally:
-                        os.close(fd)
-                    found = {digest_of(view[:]) for _ in range(3)}
+                    view = mapped(keeping.place.path(kept))
+                    found = {digest_of(bytes_of(view)) for _ in range(3)}
                     if found != {kept.digest}:
                         wrong.append(kept.name)
-                    view.close()
+                    del view
                     read[number] += 1
 
     threads = [threading.Thread(target=reader, args=(number,)) for number in range(len(read))]

@@ -93,7 +93,7 @@ class KeptShards:
     ) -> None:
         self.place: Final = place
         self._needed = needed
-        self._spares = reuse.CAN_TELL and needed is None
+        self._spares = False
         self._shared = shared
         self._attempt = attempt
         self._incarnation = incarnation
@@ -114,6 +114,7 @@ class KeptShards:
         with self._lock:
             if self._held is None:
                 self.place.make()
+                self._spares = self._needed is None and reuse.can_tell(self.place.directory)
                 self._held = hold(self.place)
                 weakref.finalize(self, os.close, self._held)
                 sweep(self.place)

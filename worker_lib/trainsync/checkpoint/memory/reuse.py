@@ -21,13 +21,11 @@ way to a socket after their sender has closed the file may change; the receiver 
 import fcntl
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from trainsync.failpoints import failpoint
-
-CAN_TELL: Final = hasattr(fcntl, "F_SETLEASE")  # Linux
-"""Whether the system can tell that no process uses a file."""
 
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _WRITE: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -35,6 +33,33 @@ _WRITE: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 class InUseError(Exception):
     """A process has the file open or mapped."""
+
+
+def can_tell(directory: Path) -> bool:
+    """Whether the system can tell, of files in a directory, that no process uses them.
+
+    It is tried with a file that is mapped, and closed: an overlay file system does not see that.
+    The file has no name, so nothing is left of it.
+    """
+    import torch  # here, since those that only read files import this module, too
+
+    try:
+        fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, 1)
+            _check_unused(fd)
+            # Not by `mmap.mmap`, which keeps a descriptor of the file.
+            view = torch.from_file(f"/proc/self/fd/{fd}", size=1, dtype=torch.uint8)
+            with suppress(InUseError):
+                _check_unused(fd)
+                return False
+            del view  # it was mapped so far
+        finally:
+            os.close(fd)
+    # RuntimeError: it cannot be mapped; AttributeError: it is not Linux.
+    except (AttributeError, InUseError, OSError, RuntimeError):
+        return False
+    return True
 
 
 def open_whole(path: Path) -> int:
