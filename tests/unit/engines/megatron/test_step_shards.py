@@ -12,6 +12,7 @@ import pytest
 import torch
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
+from trainsync.checkpoint.load.account import LoadedBytes
 from trainsync.checkpoint.load.reshard.shard_files import Component
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.megatron_shards import Box, MegatronShards, pack, require
@@ -189,3 +190,24 @@ def test_a_good_file_beside_a_bad_one_of_the_same_name_is_read(
         found, paths = opened(resume, sources, 0, 2)
         assert sources.bytes(paths) == (len(shard(0)), 0)
     assert torch.equal(found, ROWS[:2])
+
+
+@pytest.mark.parametrize("begin", [0, 2])
+def test_of_what_was_fetched_only_what_is_read_counts(
+    keeping: Keeping, resume: Resume, begin: int
+) -> None:
+    """In another layout, the file that a rank fetches may have none of its part."""
+    keep(keeping, 1)
+    with Sources(resume) as sources:
+        sources.find([PATHS[0]])
+        keep(keeping, 0)  # now a neighbour has sent it
+        sources.find_again([PATHS[0]])
+        ranks: Any = SimpleNamespace(rank=0, world_size=2, do=lambda _, work: [work()])
+        step = StepShards(resume, sources, ranks)
+
+        def needed(shards: MegatronShards) -> set[str]:
+            return shards.paths_of("weight", (begin, 0), (2, 2))
+
+        read = step.check(lambda: step.open(COMPONENT, needed)[1], "planning")
+    size = len(shard(0))
+    assert read == LoadedBytes(memory=size, neighbour=size if begin == 0 else 0)

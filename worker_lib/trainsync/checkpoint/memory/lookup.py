@@ -34,6 +34,7 @@ class Sources:
         self._resume = resume
         self._opened: dict[str, int | None] = {}  # descriptor by path; None: on the volume
         self._glanced: dict[str, int] = {}  # the same, of files whose bytes were not compared
+        self._fetched: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -68,11 +69,12 @@ class Sources:
             self._opened.update(zip(new, found, strict=True))
 
     def find_again(self, paths: Iterable[str]) -> None:
-        """Look once more for those that were not there."""
-        for path in paths:
-            if self._opened.get(path, 0) is None:
-                del self._opened[path]
-        self.find(paths)
+        """Look once more for those that were not there, after they were fetched."""
+        again = {path for path in paths if self._opened.get(path, 0) is None}
+        for path in again:
+            del self._opened[path]
+        self.find(again)
+        self._fetched.update(path for path in again if self.in_memory(path))
 
     def in_memory(self, path: str) -> bool:
         """Whether the file was found in memory: it is as the manifest says, to the last bit."""
@@ -116,6 +118,10 @@ class Sources:
             else:
                 rest += size
         return memory, rest
+
+    def fetched_bytes(self, paths: Iterable[str]) -> int:
+        """How many bytes of these files came from another pod's memory."""
+        return sum(self._resume.entry(path).bytes for path in self._fetched.intersection(paths))
 
 
 def _open(place: MemoryPlace, entry: FileEntry, glanced: int | None = None) -> int | None:

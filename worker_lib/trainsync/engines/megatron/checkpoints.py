@@ -209,11 +209,15 @@ class MegatronCheckpoints(MonitoredRetention):
         sizes = found.sizes
         ranks.do("checking the files", lambda: found.check(assign(needs, sizes)[ranks.rank]))
         read = self._load_staged(found, ranks, with_model=MODEL in wanted)
-        if found.rest:
-            with self._engine.loading_only(*found.rest):
-                self._engine.load_checkpoint(found.path)
-        self._saves.steps.last = None
-        everyone = ranks.do("ending the load", read.to_json)
+
+        def load_rest() -> str:
+            if found.rest:
+                with self._engine.loading_only(*found.rest):
+                    self._engine.load_checkpoint(found.path)
+            self._saves.steps.last = None
+            return read.to_json()
+
+        everyone = ranks.do("ending the load", load_rest)
         if self.rank == 0:
             logger.info("step %d: %s", found.resume.step, read.describe(found.resume))
             report(found.resume, began, map(LoadedBytes.parse, everyone))
@@ -242,7 +246,8 @@ class MegatronCheckpoints(MonitoredRetention):
             components = list(found.staged.values())
             if with_model and found.model is not None:
                 components.append(found.model)
-            read = LoadedBytes(neighbour=shards.bring(components, _LOAD_SECONDS / 4))
+            shards.bring(components, _LOAD_SECONDS / 4)
+            read = LoadedBytes()
             if with_model:
                 read += load_weights(self._engine, shards, logger, found.folder)
             if found.staged:

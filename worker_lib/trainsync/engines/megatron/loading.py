@@ -45,7 +45,8 @@ def megatron_load_state_dict(
         engine: see `megatron_save_state_dict`.
         resume: the committed step; its manifest may be that of a checkpoint or of a state dict.
         subdir: folder inside the step's directory.
-        timeout: seconds to wait for the slowest rank, at each of seven synchronisation points.
+        timeout: seconds to wait for the slowest rank, at each of at most eight synchronisation
+            points.
 
     Raises:
         StateMismatchError: another model; names both parallel layouts.
@@ -59,8 +60,8 @@ def megatron_load_state_dict(
     with Sources(resume) as memory:
         shards = StepShards(resume, memory, ranks)
         found = find_component(resume.manifest.files, _COMPONENT, subdir)
-        fetched = shards.bring([] if found is None else [found], timeout / 4)
-        read = load_weights(engine, shards, logger, subdir) + LoadedBytes(neighbour=fetched)
+        shards.bring([] if found is None else [found], timeout / 4)
+        read = load_weights(engine, shards, logger, subdir)
     everyone = ranks.do("ending the load", read.to_json)
     if ranks.rank == 0:
         logger.info("step %d: %s", resume.step, read.describe(resume))
@@ -78,10 +79,15 @@ def load_weights(
     with ExitStack() as stack:
         ranks.do("bringing the model to its device", lambda: _enter(stack, trained.resident()))
         ranks.do("reading", load.read)
-        ranks.do("changing the live state (which may be partly changed)", load.apply)
         optimizer = getattr(trained, "optimizer", None)
-        if optimizer is not None and hasattr(optimizer, "reload_model_params"):
-            optimizer.reload_model_params()
+
+        def apply() -> str:
+            load.apply()
+            if optimizer is not None and hasattr(optimizer, "reload_model_params"):
+                optimizer.reload_model_params()
+            return ""
+
+        ranks.do("changing the live state (which may be partly changed)", apply)
     logger.info(
         "step %d: weights saved by %s loaded by %s",
         shards.resume.step,
@@ -136,10 +142,9 @@ class _WeightsLoad:
         return ""
 
     @torch.no_grad()
-    def apply(self) -> str:
+    def apply(self) -> None:
         for tensor, saved in zip(self._live, self._read, strict=True):
             tensor.data.copy_(saved)
-        return ""
 
     def _tensors(self) -> list[Any]:
         found = list(live_tensors(self._models))

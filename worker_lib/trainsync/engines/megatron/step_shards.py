@@ -37,12 +37,9 @@ class StepShards:
         self.memory = memory
         self.ranks = ranks
 
-    def bring(self, components: Iterable[Component], seconds: float) -> int:
+    def bring(self, components: Iterable[Component], seconds: float) -> None:
         """Fetch from the memory of other pods the files that the rank of this number saved, if its
         own pod lacks them; all ranks call it alike. See `bring` for arguments and errors.
-
-        Returns:
-            Bytes that were fetched.
         """
         ranks = self.ranks
         own = [
@@ -50,7 +47,7 @@ class StepShards:
             for found in components
             if found.world_size == ranks.world_size and ranks.rank in found.ranks
         ]
-        return bring(self.resume, lambda: own, self.memory, ranks, seconds)
+        bring(self.resume, lambda: own, self.memory, ranks, seconds)
 
     def open(
         self, component: Component, needed: Callable[[MegatronShards], set[str]]
@@ -113,7 +110,8 @@ class StepShards:
 
         def unchecked() -> str:
             paths = plan()
-            read.append(LoadedBytes(*self.memory.bytes(paths)))
+            fetched = self.memory.fetched_bytes(paths)
+            read.append(LoadedBytes(*self.memory.bytes(paths), fetched))
             rest = sorted(path for path in paths if not self.memory.in_memory(path))
             return json.dumps([socket.gethostname(), rest])
 
