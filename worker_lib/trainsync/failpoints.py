@@ -120,6 +120,8 @@ POINTS: Final = {
         "sealing",  # its bytes are whole
         "sealed",  # it has the name under which it is found
         "dropping",  # before files that no load needs go
+        "spared",  # one of these waits for the next file of its part
+        "taken",  # it has that file's name, and its own bytes
     ),
     PUBLISH: (
         "claimed",  # the index is the trainer's

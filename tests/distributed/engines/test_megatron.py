@@ -132,7 +132,7 @@ def global_state(run: RunDirectory, step: int) -> tuple[dict[str, Content], Any]
     files = read_manifest(run, SaveKind.CHECKPOINT, step).manifest.files
     component = find_component(files, "optim", "actor")
     assert component is not None
-    shards = MegatronShards(run.step(step), component)
+    shards = MegatronShards(run.step(step).joinpath, component)
     found = {
         f"{key}{list(index)}": content(shards.whole(key, index))
         for key, tensor in shards.tensors.items()

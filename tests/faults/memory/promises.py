@@ -164,14 +164,18 @@ def check_whole(run: RunDirectory, saved: Manifest) -> None:
 def check_left(places: Iterable[MemoryPlace], steps: Iterable[int]) -> None:
     """Check that nothing lies in memory but whole files of these steps, and what is always there.
 
-    The processes have ended.
+    A part of the last attempt may also have left the one file that its next save would have
+    written again. The processes have ended.
     """
     allowed = set(steps)
     for place in (one for pod in places for one in places_of(pod)):
         kept = {file.name: file for file in place.files()}
+        last = max((file.attempt for file in kept.values()), default=0)
+        of_last = (file for file in kept.values() if file.attempt == last)
+        spares = {file.part: file for file in of_last if file.is_spare}
         for path in place.directory.iterdir() if place.directory.is_dir() else ():
             file = kept.get(path.name)
-            if file is None and path.name in _BESIDE:
+            if path.name in _BESIDE or file in spares.values():
                 continue
             if file is None or file.digest is None or file.step not in allowed:
                 raise BrokenError(f"{path} is left in memory; needed are steps {sorted(allowed)}")

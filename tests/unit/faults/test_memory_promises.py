@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.memory.place import MemoryPlace
 from trainsync.dist.agreement import Agreement
 from trainsync.storage import atomic
@@ -110,6 +111,25 @@ def keeping(tmp_path: Path) -> Keeping:
 def test_files_of_older_steps_that_are_left_are_noticed(keeping: Keeping) -> None:
     with pytest.raises(BrokenError, match="is left in memory"):
         promises.check_left([keeping.place], [6])
+
+
+def test_one_file_of_a_part_may_wait_for_its_next_save(keeping: Keeping, tmp_path: Path) -> None:
+    for step in (6, 7):
+        keeping.keep(step, b"bytes")
+        keeping.shards.ended(SaveKind.CHECKPOINT, step, committed=True)
+    (spare,) = keeping.spares()
+    promises.check_left([keeping.place], [7])
+    other = spare.name[:-16] + "0" * 16
+    (keeping.place.directory / other).touch()
+    with pytest.raises(BrokenError, match=r"spare-.* is left in memory"):
+        promises.check_left([keeping.place], [7])
+    keeping.place.path(spare).unlink()
+    promises.check_left([keeping.place], [7])
+    later = Keeping(tmp_path, attempt=1)
+    later.keep(8, b"bytes")
+    keeping.place.path(spare).touch()
+    with pytest.raises(BrokenError, match=r"spare-.* is left in memory"):
+        promises.check_left([keeping.place], [7, 8])
 
 
 def test_files_that_are_half_written_or_strange_are_noticed(keeping: Keeping) -> None:

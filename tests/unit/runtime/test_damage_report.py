@@ -87,7 +87,7 @@ def test_a_folder_that_an_engine_loads_is_reported_by_its_coordinator(
     context: RunContext, resume: Resume, run: RunDirectory
 ) -> None:
     coordinator = context.coordinator()
-    found = committed_step(resume.path / "actor", run.root, coordinator.report_damage)
+    found = committed_step(resume.path / "actor", coordinator)
     with pytest.raises(CorruptCheckpointError, match="the run's monitor was told"):
         found.read("model", 0, 1)
     context.close()

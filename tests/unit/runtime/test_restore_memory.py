@@ -61,9 +61,7 @@ def test_a_checkpoint_manager_loads_from_the_memory_of_its_coordinator(
 ) -> None:
     with RunContext.from_env(run, environ=environ) as context:
         coordinator = context.coordinator()
-        source = committed_step(
-            run / "global_step_1/actor", run, coordinator.report_damage, coordinator.memory
-        )
+        source = committed_step(run / "global_step_1/actor", coordinator)
         assert torch.equal(source.read("model", 0, 1)["w"], SAVED)
 
 

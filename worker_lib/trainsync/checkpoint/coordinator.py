@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import torch
 
-from trainsync.api.protocol import SaveKind, SaveStatus
+from trainsync.api.protocol import LoadReport, SaveKind, SaveStatus
 from trainsync.api.spec import SAVE_DEADLINE_SECONDS, SyncMethod
 from trainsync.checkpoint.data_cursor import HasState, data_cursor_file
 from trainsync.checkpoint.errors import UnsupportedPlaceError
-from trainsync.checkpoint.load.resume import report_damage
+from trainsync.checkpoint.load.resume import report_damage, report_load
 from trainsync.checkpoint.memory.kept import KeptShards
 from trainsync.checkpoint.memory.neighbour.neighbour import Neighbour
 from trainsync.checkpoint.memory.place import MemoryPlace
@@ -365,6 +365,7 @@ class CheckpointCoordinator:
         attachments: Mapping[str, bytes] | None = None,
         overlapped: bool | None = None,
         coordinates: Mapping[str, int] | None = None,
+        with_checkpoint: bool = False,
     ) -> bool:
         """Save this rank's ``name``; returns when the caller may change its tensors.
 
@@ -385,6 +386,9 @@ class CheckpointCoordinator:
             attachments: small files written beside the shard: path relative to ``subdir`` → bytes.
             overlapped: None: as the coordinator was made. A function is never overlapped.
             coordinates: of this rank in the trainer's parallel dimensions, for the receipt.
+            with_checkpoint: of a state dict, whether the step's checkpoint will have its files, too
+                (see `register`): it is then kept in memory as well, as what is saved for the
+                checkpoint alone.
 
         Returns:
             False when the save is skipped (see ``when_full`` of the class).
@@ -405,7 +409,14 @@ class CheckpointCoordinator:
             raise ValueError(f"{name}: a function cannot be overlapped; give it a state instead")
         default = self._overlapped and not is_function
         part = self._part(
-            name, save_fn, global_step, is_state_dict, subdir, attachments, coordinates
+            name,
+            save_fn,
+            global_step,
+            is_state_dict,
+            subdir,
+            attachments,
+            coordinates,
+            with_checkpoint,
         )
         taken = self._saves.start(part, default if overlapped is None else overlapped)
         self._note_begun(part)
@@ -484,6 +495,11 @@ class CheckpointCoordinator:
         """See `trainsync.checkpoint.load.resume.report_damage`."""
         self._saves.lifetime.check_process("report_damage")
         return report_damage(self._monitor, step, manifest_digest, what)
+
+    def report_load(self, report: LoadReport) -> None:
+        """See `trainsync.checkpoint.load.resume.report_load`."""
+        self._saves.lifetime.check_process("report_load")
+        report_load(self._monitor, report)
 
     # -- registering ------------------------------------------------------------------------
 
@@ -634,6 +650,7 @@ class CheckpointCoordinator:
         subdir: str,
         attachments: Mapping[str, bytes] | None,
         coordinates: Mapping[str, int] | None,
+        with_checkpoint: bool = False,
     ) -> Part:
         kind = kind_of(is_state_dict)
         source = taking_a_directory(
@@ -641,7 +658,7 @@ class CheckpointCoordinator:
         )
         small, place = dict(attachments or {}), dict(coordinates or {})
         component = f"{self.component_prefix}{name}" if isinstance(name, str) else name
-        part = Part(component, source, step, kind, subdir, small, place, name)
+        part = Part(component, source, step, kind, subdir, small, place, name, with_checkpoint)
         refuse_empty(component, save_fn)
         return part
 

@@ -7,7 +7,7 @@ tensor, and so any other layout, is put together from those that overlap it. Nee
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -84,29 +84,35 @@ class GlobalTensor:
 
 
 class MegatronShards:
-    """All shard files of a step's weights, mapped; what is not read costs no memory.
+    """Shard files of a step's weights, mapped; what is not read costs no memory.
 
     Attributes:
         tensors: of the whole model, by key.
-        layout: of the first rank that saved.
+        layout: of the first rank whose file is open.
         beside: what each rank saved besides, by rank; see `pack`.
 
     Args:
-        directory: of the step.
+        locate: where to open a file, by its path relative to the step's directory.
+        ranks: those whose files are opened; None: all that saved.
 
     Raises:
         CorruptCheckpointError: a file is missing, or the files contradict each other.
     """
 
-    def __init__(self, directory: Path, component: Component) -> None:
+    def __init__(
+        self,
+        locate: Callable[[str], Path],
+        component: Component,
+        ranks: Iterable[int] | None = None,
+    ) -> None:
         component.home(0, 1)  # refuses a missing file
         self.tensors: dict[str, GlobalTensor] = {}
         self.layout: dict[str, int] = {}
         self.beside: dict[int, Mapping[str, Any]] = {}
         self._component = component
-        for rank in sorted(component.ranks):
+        for rank in sorted(component.ranks if ranks is None else ranks):
             path = component.path(rank)
-            state = open_shard(directory / path)
+            state = open_shard(locate(path))
             if not is_megatron(state):
                 raise CorruptCheckpointError(f"{path} is not the shard of a Megatron model")
             try:

@@ -44,10 +44,13 @@ def _keeping(trial: Trial) -> None:
     pods = trial.dice.choice(APART if copying else PODS)
     copies = 1 if copying else trial.dice.randint(0, 1)
     # Rank 0 hears of every commit, and what is older is dropped then.
-    victim = 0 if point == "dropping" else trial.dice.randrange(len(pods))
-    nth = 1 if point == "dropping" else trial.dice.randint(1, 2)
+    drops = point in ("dropping", "spared")
+    victim = 0 if drops else trial.dice.randrange(len(pods))
+    nth = 1 if drops else trial.dice.randint(1, 2)
     with scene(trial, copies=copies, pods=pods) as made:
         attempt = made.first(at_arm={victim: killing(area, point, nth, kill_me)})
+        if point == "taken":  # there is a file to take from the third save on
+            made.save(attempt, made.next())
         attempt.ranks[victim].tell("arm")
         for child in attempt.ranks:
             child.tell(f"save {made.next()}")

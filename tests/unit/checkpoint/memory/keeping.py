@@ -1,8 +1,11 @@
 """Helpers for tests of shards in memory: a run, its place in memory, and what lies there."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from trainsync.checkpoint.memory import reuse
 from trainsync.checkpoint.memory.kept import KeptShards
 from trainsync.checkpoint.memory.place import KeptName, MemoryPlace
 from trainsync.checkpoint.memory.shared import SharedVolume
@@ -47,7 +50,16 @@ class Keeping:
         manifest.write_text("{}")
 
     def names(self) -> list[KeptName]:
-        return sorted(self.place.files(), key=lambda kept: kept.name)
+        """Of all but spare files."""
+        files = (kept for kept in self.place.files() if not kept.is_spare)
+        return sorted(files, key=lambda kept: kept.name)
+
+    def spares(self) -> list[KeptName]:
+        return [kept for kept in self.place.files() if kept.is_spare]
+
+    def inode(self, step: int) -> int:
+        (kept,) = [kept for kept in self.names() if kept.step == step]
+        return self.place.path(kept).stat().st_ino
 
     def sealed(self) -> list[int]:
         return sorted(kept.step for kept in self.names() if kept.digest is not None)
@@ -57,3 +69,20 @@ def digest_of(data: bytes) -> str:
     hasher = digest.new_hasher()
     hasher.update(data)
     return digest.format_digest(hasher)
+
+
+def mapped(path: Path) -> torch.Tensor:
+    """Bytes of a whole file, mapped as a load maps them, while no descriptor is open.
+
+    `mmap.mmap` would keep one.
+    """
+    fd = reuse.open_whole(path)
+    try:
+        size = os.fstat(fd).st_size
+        return torch.from_file(f"/proc/self/fd/{fd}", size=size, dtype=torch.uint8)
+    finally:
+        os.close(fd)
+
+
+def bytes_of(view: torch.Tensor) -> bytes:
+    return view.numpy().tobytes()

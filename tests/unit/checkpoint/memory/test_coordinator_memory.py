@@ -44,7 +44,7 @@ def save(coordinator: CheckpointCoordinator, step: int) -> None:
 
 
 def kept(directory: Path) -> list[int]:
-    return sorted(file.step for file in place_in(directory).files())
+    return sorted(file.step for file in place_in(directory).files() if not file.is_spare)
 
 
 def resume_of(monitor: LocalMonitorClient, directory: Path) -> Resume:
@@ -140,3 +140,41 @@ def test_state_dicts_and_files_of_functions_are_on_the_volume_alone(
         )
     )
     assert kept(tmp_path) == []
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_a_state_dict_that_the_steps_checkpoint_has_too_is_kept_and_read_from_memory(
+    coordinator: CheckpointCoordinator, monitor: LocalMonitorClient, tmp_path: Path, reuse: bool
+) -> None:
+    for step in (5, 6):
+        weights = {"w": torch.full((1000,), float(step))}
+        coordinator.save_async("model", weights, step, True, with_checkpoint=True)
+        coordinator.save_async("optim", {"m": torch.ones(10)}, step)
+        coordinator.register(
+            step,
+            state_dict_participants=PLACE,
+            checkpoint_participants=[("optim", 0)],
+            reuse_state_dict=reuse,
+        )
+        coordinator.finish(step, timeout=30)
+    eventually(lambda: kept(tmp_path) == [6, 6])  # an older state dict goes as an older part does
+    resume = resume_of(monitor, tmp_path)
+    (resume.path / PATH).write_bytes(b"\0" * resume.entry(PATH).bytes)
+    assert torch.equal(load_shard(resume, PATH)["w"], torch.full((1000,), 6.0))
+
+
+def test_a_state_dict_of_a_checkpoint_that_is_aborted_is_dropped(
+    coordinator: CheckpointCoordinator, tmp_path: Path
+) -> None:
+    coordinator.save_async("model", {"w": torch.ones(10)}, 5, True, with_checkpoint=True)
+    coordinator.wait_all(30)
+    assert kept(tmp_path) == [5]
+
+    def explode(directory: Path) -> None:
+        raise RuntimeError("the disk is on fire")
+
+    coordinator.register(5, state_dict_participants=PLACE, checkpoint_participants=[("optim", 0)])
+    coordinator.save_async("optim", explode, 5)
+    with pytest.raises((SaveFailedError, SaveAbortedError)):
+        coordinator.finish(5, timeout=30)
+    eventually(lambda: kept(tmp_path) == [])

@@ -14,7 +14,7 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import committed_steps
 
 from tests.unit.checkpoint.memory import keeping_process
-from tests.unit.checkpoint.memory.keeping import place_in
+from tests.unit.checkpoint.memory.keeping import digest_of, place_in
 
 PATH = "actor/model_world_size_1_rank_0.pt"
 POINTS = [f"memory.{point}/{hit}" for point in failpoints.POINTS["memory"] for hit in (1, 2)]
@@ -37,6 +37,13 @@ def resume_of(directory: Path) -> Resume | None:
         return open_resume(directory / "run", point, memory=place_in(directory))
     finally:
         monitor.close()
+
+
+def resume_for(directory: Path, step: int) -> Resume:
+    resume = resume_of(directory)
+    assert resume is not None
+    assert resume.step == step
+    return resume
 
 
 def damage_volume(resume: Resume) -> None:
@@ -69,6 +76,9 @@ def test_a_kill_at_any_point_leaves_nothing_that_is_loaded_wrongly(
     # The begin of the fourth save drops a second time: an earlier one may not be heard in time.
     code = keeping_process.run(directory, [5, 6, 7, 8], point)
     assert code == -signal.SIGKILL
+    for kept in place_in(directory).files():
+        if kept.digest is not None:
+            assert digest_of(place_in(directory).path(kept).read_bytes()) == kept.digest
     resume = resume_of(directory)
     if resume is not None:
         assert value_of(resume) == float(resume.step)
@@ -79,6 +89,20 @@ def test_a_kill_at_any_point_leaves_nothing_that_is_loaded_wrongly(
     assert all(kept.digest is not None for kept in left)
     # It may end before it hears of its last commit.
     assert {9} <= {kept.step for kept in left} <= {9, resume.step if resume else 9}
+
+
+def test_a_kill_before_the_first_new_byte_leaves_old_bytes_under_no_digest(
+    directory: Path,
+) -> None:
+    assert keeping_process.run(directory, [5, 6, 7], "memory.taken/1") == -signal.SIGKILL
+    place = place_in(directory)
+    (taken,) = [kept for kept in place.files() if kept.step == 7]
+    assert taken.digest is None
+    assert not taken.is_spare
+    assert not [kept for kept in place.files() if kept.step == 5]
+    assert place.path(taken).stat().st_size > 4 * keeping_process.VALUES  # those of step 5
+    with Sources(resume_for(directory, 6)) as sources:
+        assert sources.in_memory(PATH)
 
 
 def test_a_kill_after_the_receipt_is_restored_from_memory(directory: Path) -> None:

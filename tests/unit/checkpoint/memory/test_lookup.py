@@ -140,6 +140,29 @@ def test_anything_else_is_read_from_the_volume_and_logged(
     assert why in caplog.text
 
 
+def test_what_a_glance_opened_is_what_is_read_once_its_bytes_were_compared(
+    keeping: Keeping, resume: Resume
+) -> None:
+    keeping.keep(5, DATA)
+    with Sources(resume) as sources:
+        glanced = sources.glance(PATH)
+        assert glanced.read_bytes() == DATA
+        assert sources.only_glanced([PATH])
+        assert sources.path(PATH) == sources.glance(PATH) == glanced
+        assert not sources.only_glanced([PATH])
+
+
+@pytest.mark.parametrize(("damage", "glanced"), [(flip, True), (cut, False)])
+def test_a_glance_believes_a_name_and_a_size_and_a_comparison_does_not(
+    keeping: Keeping, resume: Resume, damage: Callable[[Path], None], glanced: bool
+) -> None:
+    keeping.keep(5, DATA)
+    damage(kept_file(keeping))
+    with Sources(resume) as sources:
+        assert (sources.glance(PATH) != resume.path / PATH) is glanced
+        assert sources.path(PATH) == sources.glance(PATH) == resume.path / PATH
+
+
 def test_another_users_file_is_not_read(
     keeping: Keeping, resume: Resume, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,10 +15,16 @@ WHOLE = f"12-3-0123456789abcdef-extra_state-7-{DIGEST}"
 
 def test_a_name_says_what_is_kept_and_of_which_attempt() -> None:
     kept = KeptName.parse(WHOLE)
-    assert kept == KeptName(WHOLE, 12, 3, "0123456789abcdef", f"xxh3-128:{DIGEST}")
+    assert kept == KeptName(WHOLE, 12, 3, "0123456789abcdef", f"xxh3-128:{DIGEST}", "extra_state-7")
     writing = KeptName.parse("12-3-0123456789abcdef-extra_state-7-writing-0123456789abcdef")
     assert writing is not None
     assert writing.digest is None
+    assert not writing.is_spare
+    spare = KeptName.parse("12-3-0123456789abcdef-extra_state-7-spare-0123456789abcdef")
+    assert spare is not None
+    assert spare.digest is None
+    assert spare.is_spare
+    assert {kept.part, writing.part, spare.part} == {"extra_state-7"}
 
 
 @pytest.mark.parametrize(

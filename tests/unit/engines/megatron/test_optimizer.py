@@ -119,7 +119,7 @@ def saved(
         path = directory / name / shard_file_name("optim", rank, len(held))
         torch.save(pack(own_boxes(parts), {"tp": 1}), path)
     component = Component("optim", name, len(held), frozenset(range(len(held))))
-    return MegatronShards(directory, component)
+    return MegatronShards(directory.joinpath, component)
 
 
 @pytest.mark.parametrize("before", [(1, 1), (2, 1), (1, 4), (3, 2)])

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from trainsync.api.protocol import LoadReport
 from trainsync.checkpoint.errors import (
     CorruptCheckpointError,
     LoadFailedError,
@@ -21,6 +20,7 @@ from trainsync.checkpoint.errors import (
     StateMismatchError,
     WorldSizeMismatchError,
 )
+from trainsync.checkpoint.load.account import LoadedBytes, report
 from trainsync.checkpoint.load.reshard.model import ModelLoad
 from trainsync.checkpoint.load.reshard.optimizer import OptimizerLoad
 from trainsync.checkpoint.load.reshard.read import ComponentRead
@@ -127,28 +127,15 @@ def load_sharded(
         loaded = load.result(optimizer is not None)
     logger.log(
         logging.INFO if ranks.rank == 0 else logging.DEBUG,
-        "step %d, saved by %d ranks: restored %s; not restored: %s; %d bytes from memory (%d of "
-        "them from another pod's), %d from %s",
+        "step %d, saved by %d ranks: restored %s; not restored: %s; %s",
         loaded.step,
         loaded.world_size,
         ", ".join(loaded.restored),
         "; ".join(f"{name} ({why})" for name, why in loaded.not_restored.items()) or "nothing",
-        loaded.memory_bytes,
-        loaded.neighbour_bytes,
-        loaded.volume_bytes,
-        "the volume" if resume.store is None else resume.store.url,
+        load.bytes.describe(resume),
     )
-    if ranks.rank == 0 and resume.report_load is not None:
-        memory, volume, neighbour = (sum(each) for each in zip(*map(json.loads, read), strict=True))
-        resume.report_load(
-            LoadReport(
-                step=loaded.step,
-                seconds=time.monotonic() - began,
-                memory_bytes=memory,
-                volume_bytes=volume,
-                neighbour_bytes=neighbour or None,
-            )
-        )
+    if ranks.rank == 0:
+        report(resume, began, map(LoadedBytes.parse, read))
     return loaded
 
 
@@ -232,7 +219,12 @@ class _RankLoad:
     def apply(self) -> str:
         for part in (*self._parts, self._state):
             part.apply()
-        return json.dumps([*self._files.bytes(self.paths), self.fetched])
+        return self.bytes.to_json()
+
+    @property
+    def bytes(self) -> LoadedBytes:
+        """What this rank has read so far."""
+        return LoadedBytes(*self._files.bytes(self.paths), self.fetched)
 
     def result(self, with_optimizer: bool) -> Loaded:
         state = self._state
@@ -287,10 +279,17 @@ def load_shard(resume: Resume, path: str, map_location: str | torch.device = "cp
         CorruptCheckpointError: missing, or not what the manifest says.
     """
     require_resume(resume, "load_shard")
-    resume.entry(path)  # raises when it was not saved
     with StepFiles(resume) as files:
-        verify_all(resume, sorted(files.unchecked([path])))
-        return files.load(path, map_location)
+        return read_shard(resume, files, path, map_location)
+
+
+def read_shard(
+    resume: Resume, files: StepFiles, path: str, map_location: str | torch.device = "cpu"
+) -> Any:
+    """As `load_shard`, with files that the caller has open."""
+    resume.entry(path)  # raises when it was not saved
+    verify_all(resume, sorted(files.unchecked([path])))
+    return files.load(path, map_location)
 
 
 def load_rank_shard(
@@ -309,6 +308,13 @@ def load_rank_shard(
         CorruptCheckpointError: see `load_shard`.
     """
     require_resume(resume, "load_rank_shard")
+    path = rank_shard_path(resume, name, rank, world_size, subdir)
+    return load_shard(resume, path, map_location)
+
+
+def rank_shard_path(resume: Resume, name: str, rank: int, world_size: int, subdir: str) -> str:
+    """Where a rank's state lies, relative to the step's directory. Raises
+    `WorldSizeMismatchError`: another number of ranks saved it."""
     component = find_component(resume.manifest.files, name, subdir)
     if component is not None and component.world_size != world_size:
         raise WorldSizeMismatchError(
@@ -316,5 +322,4 @@ def load_rank_shard(
             f"be loaded by {world_size}; expected the same number of ranks, or load_sharded, "
             "which makes the shards anew"
         )
-    path = f"{subdir}/{shard_file_name(name, rank, world_size)}"
-    return load_shard(resume, path, map_location)
+    return f"{subdir}/{shard_file_name(name, rank, world_size)}"

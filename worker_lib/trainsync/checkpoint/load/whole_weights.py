@@ -97,7 +97,9 @@ def _of_megatron(
 ) -> dict[str, torch.Tensor]:
     config = f"{component.subdir}/huggingface"
     _check(directory, manifest, [f"{config}/config.json"], what, deadline)
-    weights = MegatronWeights(MegatronShards(directory, component), directory / config, None)
+    weights = MegatronWeights(
+        MegatronShards(directory.joinpath, component), directory / config, None
+    )
     _check(directory, manifest, weights.paths, what, deadline)
     tensors = {}
     for entry in weights.entries:

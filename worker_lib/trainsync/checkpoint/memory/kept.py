@@ -13,13 +13,14 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
 from trainsync.api.protocol import SaveKind
-from trainsync.checkpoint.memory.decision import to_drop
-from trainsync.checkpoint.memory.place import MemoryPlace
+from trainsync.checkpoint.memory import reuse
+from trainsync.checkpoint.memory.decision import to_drop, to_spare
+from trainsync.checkpoint.memory.place import KeptName, MemoryPlace
 from trainsync.checkpoint.memory.shared import Shared
 from trainsync.checkpoint.memory.sweep import forget_later, hold, sweep
 from trainsync.failpoints import failpoint
@@ -77,7 +78,8 @@ class KeptShards:
         shared: where the commits are looked up.
         attempt, incarnation: of this process.
         follower: is told of each file that is kept.
-        needed: the step that is loaded, which may not be the newest commit; None: that one.
+        needed: the step that is loaded, which may not be the newest commit; None: that one. Such
+            files are brought once, so nothing waits for others to come.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class KeptShards:
     ) -> None:
         self.place: Final = place
         self._needed = needed
+        self._spares = False
         self._shared = shared
         self._attempt = attempt
         self._incarnation = incarnation
@@ -111,6 +114,7 @@ class KeptShards:
         with self._lock:
             if self._held is None:
                 self.place.make()
+                self._spares = self._needed is None and reuse.can_tell(self.place.directory)
                 self._held = hold(self.place)
                 weakref.finalize(self, os.close, self._held)
                 sweep(self.place)
@@ -126,11 +130,11 @@ class KeptShards:
             self.hold()
             self._tell(lambda follower: follower.begun())
             self._look(step)
-            self._drop()
+            spares = self._drop()
             stem = f"{step}-{self._attempt}-{self._incarnation}"
             stem += f"-{participant.component}-{participant.rank}"
             path = self.place.directory / f"{stem}-writing-{secrets.token_hex(8)}"
-            fd = os.open(path, _FLAGS | os.O_EXCL, 0o600)
+            fd = self._open(path, spares.get(f"{participant.component}-{participant.rank}"))
             file = KeptFile(self, path, stem, fd, (step, participant))
             try:
                 failpoint("memory.opened")
@@ -194,7 +198,10 @@ class KeptShards:
         """
         with self._alone():
             own = os.fstat(fd).st_size
-            used = sum(self._size(kept.name) for kept in self.place.files()) - own
+            used = self._used() - own
+            if used + size > self.place.budget:
+                self._drop_spares()
+                used = self._used() - own
             if used + size > self.place.budget:
                 raise _NoRoomError(
                     f"{used + size} bytes would be kept, with a budget of {self.place.budget}"
@@ -212,22 +219,66 @@ class KeptShards:
             if newest is not None:
                 self._newest = newest if self._newest is None else max(self._newest, newest)
 
-    def _drop(self) -> None:
+    def _open(self, path: Path, spare: KeptName | None) -> int:
+        """Open a file to write, in the memory of the spare one where that is possible."""
+        if spare is not None:
+            try:
+                return reuse.take(self.place.path(spare), path)
+            except (reuse.InUseError, FileNotFoundError) as error:
+                logger.debug("%s is not written again: %s", spare.name, error)
+            except OSError as error:
+                logger.info("files in memory are not written again: %s", error)
+                self._spares = False
+        return os.open(path, _FLAGS | os.O_EXCL, 0o600)
+
+    def _drop(self) -> dict[str, KeptName]:
+        """Drop what no load needs; returns the files that are spare, by part."""
         with self._lock:
             newest, aborted = self._newest, frozenset(self._aborted)
             if self._needed is not None:
                 newest = self._needed
+        files = list(self.place.files())
         dropped = to_drop(
-            self.place.files(),
+            files,
             attempt=self._attempt,
             incarnation=self._incarnation,
             newest=newest,
             aborted=aborted,
         )
-        if dropped:
+        spared: frozenset[KeptName] = frozenset()
+        if self._spares:
+            spared = to_spare(files, dropped, attempt=self._attempt, incarnation=self._incarnation)
+        spares = {kept.part: kept for kept in spared if kept.is_spare}
+        going = [kept for kept in dropped if kept not in spares.values()]
+        if going:
             failpoint("memory.dropping")
-        for kept in dropped:
-            self.place.path(kept).unlink(missing_ok=True)
+        for kept in going:
+            if kept in spared:
+                with suppress(FileNotFoundError):  # another process has dropped it
+                    spares[kept.part] = self._spare(kept)
+            else:
+                self.place.path(kept).unlink(missing_ok=True)
+        return spares
+
+    def _spare(self, kept: KeptName) -> KeptName:
+        """Let a whole file wait for the next one of its part, under a name that no load finds.
+
+        Raises:
+            FileNotFoundError: it is not there any more.
+        """
+        name = f"{kept.name.rpartition('-')[0]}-spare-{secrets.token_hex(8)}"
+        self.place.path(kept).rename(self.place.directory / name)
+        failpoint("memory.spared")
+        return replace(kept, name=name, digest=None, is_spare=True)
+
+    def _drop_spares(self) -> None:
+        """Drop the spare files of all processes, but for those of later attempts."""
+        for kept in self.place.files():
+            if kept.is_spare and kept.attempt <= self._attempt:
+                self.place.path(kept).unlink(missing_ok=True)
+
+    def _used(self) -> int:
+        return sum(self._size(kept.name) for kept in self.place.files())
 
     def _size(self, name: str) -> int:
         with suppress(FileNotFoundError):

@@ -4,7 +4,7 @@ in the store."""
 import logging
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +12,7 @@ from typing import Final, Self
 
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.memory.place import MemoryPlace
+from trainsync.checkpoint.memory.reuse import open_whole
 from trainsync.storage import digest
 from trainsync.storage.saves.receipts import FileEntry
 
@@ -20,7 +21,6 @@ logger = logging.getLogger(__name__)
 _OPENED: Final = Path("/proc/self/fd")  # of Linux; elsewhere nothing is found
 _THREADS: Final = 4
 _BLOCK: Final = 512 << 10
-_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Sources:
@@ -33,6 +33,8 @@ class Sources:
     def __init__(self, resume: Resume) -> None:
         self._resume = resume
         self._opened: dict[str, int | None] = {}  # descriptor by path; None: on the volume
+        self._glanced: dict[str, int] = {}  # the same, of files whose bytes were not compared
+        self._fetched: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -47,10 +49,11 @@ class Sources:
 
     def close(self) -> None:
         """Close the files; no path of memory may be opened any more."""
-        for fd in self._opened.values():
+        for fd in (*self._opened.values(), *self._glanced.values()):
             if fd is not None:
                 os.close(fd)
         self._opened.clear()
+        self._glanced.clear()
 
     def find(self, paths: Iterable[str]) -> None:
         """Look for these files in memory, several at once."""
@@ -60,15 +63,18 @@ class Sources:
             return
         entries = {path: self._resume.entry(path) for path in new}
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="trainsync-memory") as pool:
-            found = pool.map(lambda path: _open(place, entries[path]), new)
+            found = pool.map(
+                lambda path: _open(place, entries[path], self._glanced.pop(path, None)), new
+            )
             self._opened.update(zip(new, found, strict=True))
 
     def find_again(self, paths: Iterable[str]) -> None:
-        """Look once more for those that were not there."""
-        for path in paths:
-            if self._opened.get(path, 0) is None:
-                del self._opened[path]
-        self.find(paths)
+        """Look once more for those that were not there, after they were fetched."""
+        again = {path for path in paths if self._opened.get(path, 0) is None}
+        for path in again:
+            del self._opened[path]
+        self.find(again)
+        self._fetched.update(path for path in again if self.in_memory(path))
 
     def in_memory(self, path: str) -> bool:
         """Whether the file was found in memory: it is as the manifest says, to the last bit."""
@@ -84,6 +90,24 @@ class Sources:
             return _OPENED / str(self._opened[path])
         return self._resume.path / path
 
+    def glance(self, path: str) -> Path:
+        """As `path`, of a file whose bytes need not be as the manifest says before `find`.
+
+        For what files say of themselves, where only that tells which of them are read.
+        """
+        place = self._resume.memory if _OPENED.is_dir() else None
+        if path not in self._opened and path not in self._glanced and place is not None:
+            fd = _glance(place, self._resume.entry(path))
+            if fd is not None:
+                self._glanced[path] = fd
+        if path in self._glanced:
+            return _OPENED / str(self._glanced[path])
+        return self.path(path)
+
+    def only_glanced(self, paths: Iterable[str]) -> bool:
+        """Whether one of these files lies in memory, and its bytes were not compared yet."""
+        return not self._glanced.keys().isdisjoint(paths)
+
     def bytes(self, paths: Iterable[str]) -> tuple[int, int]:
         """How many bytes of these files are read from memory, and from elsewhere."""
         memory = rest = 0
@@ -95,23 +119,29 @@ class Sources:
                 rest += size
         return memory, rest
 
+    def fetched_bytes(self, paths: Iterable[str]) -> int:
+        """How many bytes of these files came from another pod's memory."""
+        return sum(self._resume.entry(path).bytes for path in self._fetched.intersection(paths))
 
-def _open(place: MemoryPlace, entry: FileEntry) -> int | None:
-    """A descriptor of the entry's file in memory, if one is there that is what it must be."""
-    places = [place] if place.guests is None else [place, place.guests]
+
+def _open(place: MemoryPlace, entry: FileEntry, glanced: int | None = None) -> int | None:
+    """A descriptor of the entry's file in memory, if one is there that is what it must be.
+
+    Args:
+        glanced: a descriptor of a file that may be.
+    """
+    if glanced is None:
+        return _find(place, entry)
+    if _is_whole(glanced, entry):
+        return glanced
     try:
-        found = [
-            one.path(kept) for one in places for kept in one.files() if kept.digest == entry.digest
-        ]
-    except OSError as error:
-        logger.warning("%s is not read from memory, which cannot be used: %s", entry.path, error)
-        return None
-    for path in found:
-        try:
-            fd = os.open(path, _FLAGS)
-        except OSError as error:
-            logger.warning("%s is not read from memory: %s", entry.path, error)
-            continue
+        return _find(place, entry)
+    finally:
+        os.close(glanced)  # only now: another file with its number would be taken for it
+
+
+def _find(place: MemoryPlace, entry: FileEntry) -> int | None:
+    for path, fd in _candidates(place, entry):
         try:
             problem = _problem(fd, entry)
         except OSError as error:
@@ -126,12 +156,45 @@ def _open(place: MemoryPlace, entry: FileEntry) -> int | None:
     return None
 
 
+def _is_whole(fd: int, entry: FileEntry) -> bool:
+    try:
+        return _problem(fd, entry) is None
+    except OSError:
+        return False  # it is looked at again
+
+
+def _glance(place: MemoryPlace, entry: FileEntry) -> int | None:
+    """A descriptor of a file in memory with the entry's digest as its name, and its size."""
+    for _, fd in _candidates(place, entry):
+        if _misfit(os.fstat(fd), entry) is None:
+            return fd
+        os.close(fd)
+    return None
+
+
+def _candidates(place: MemoryPlace, entry: FileEntry) -> Iterator[tuple[Path, int]]:
+    """Path and descriptor of each file that has the entry's digest as its name."""
+    places = [place] if place.guests is None else [place, place.guests]
+    try:
+        found = [
+            one.path(kept) for one in places for kept in one.files() if kept.digest == entry.digest
+        ]
+    except OSError as error:
+        logger.warning("%s is not read from memory, which cannot be used: %s", entry.path, error)
+        return
+    for path in found:
+        try:
+            fd = open_whole(path)
+        except OSError as error:
+            logger.warning("%s is not read from memory: %s", entry.path, error)
+            continue
+        yield path, fd
+
+
 def _problem(fd: int, entry: FileEntry) -> str | None:
-    about = os.fstat(fd)
-    if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
-        return "is not a file of this user"
-    if about.st_size != entry.bytes:
-        return f"has {about.st_size} bytes, expected {entry.bytes}"
+    misfit = _misfit(os.fstat(fd), entry)
+    if misfit is not None:
+        return misfit
     hasher = digest.new_hasher()
     buffer = bytearray(_BLOCK)
     view = memoryview(buffer)
@@ -141,3 +204,11 @@ def _problem(fd: int, entry: FileEntry) -> str | None:
         done += count
     found = digest.format_digest(hasher)
     return None if found == entry.digest else f"has digest {found}, expected {entry.digest}"
+
+
+def _misfit(about: os.stat_result, entry: FileEntry) -> str | None:
+    if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
+        return "is not a file of this user"
+    if about.st_size != entry.bytes:
+        return f"has {about.st_size} bytes, expected {entry.bytes}"
+    return None

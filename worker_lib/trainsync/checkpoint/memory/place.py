@@ -17,8 +17,8 @@ _KEY_DIGITS: Final = 32
 _GUESTS: Final = "guests"
 _NAME: Final = re.compile(
     r"(?P<step>[0-9]{1,19})-(?P<attempt>[0-9]{1,19})-(?P<incarnation>[a-z0-9]{8,32})"
-    r"-(?P<component>[a-z0-9_]{1,64})-(?P<rank>[0-9]{1,9})"
-    r"-(?:writing-[0-9a-f]{16}|(?P<digest>[0-9a-f]{32}))"
+    r"-(?P<part>[a-z0-9_]{1,64}-[0-9]{1,9})"
+    r"-(?:(?P<state>writing|spare)-[0-9a-f]{16}|(?P<digest>[0-9a-f]{32}))"
 )
 
 
@@ -103,7 +103,9 @@ class KeptName:
     """The name of a file in memory: what was to be kept, by which process.
 
     Attributes:
-        digest: of its bytes, as in a manifest; None while it is written.
+        digest: of its bytes, as in a manifest; None while it is written, and of a spare file.
+        part: its component and rank.
+        is_spare: it was dropped, and waits for the next file of its part to take its memory.
     """
 
     name: str
@@ -111,6 +113,8 @@ class KeptName:
     attempt: int
     incarnation: str
     digest: str | None
+    part: str
+    is_spare: bool = False
 
     @classmethod
     def parse(cls, name: str) -> Self | None:
@@ -125,6 +129,8 @@ class KeptName:
             int(found["attempt"]),
             found["incarnation"],
             None if digest is None else f"{ALGORITHM}:{digest}",
+            found["part"],
+            found["state"] == "spare",
         )
 
 

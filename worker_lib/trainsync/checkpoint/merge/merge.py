@@ -198,7 +198,7 @@ class _Merge:
             check_file(self._base, self._files.small["config.json"], with_digest=True)
         except (FileCheckError, FileNotFoundError) as error:
             raise CorruptCheckpointError(str(error)) from error
-        return MegatronWeights(MegatronShards(self._base, component), config, dtype)
+        return MegatronWeights(MegatronShards(self._base.joinpath, component), config, dtype)
 
     def write(self, folder: Path, most: int) -> tuple[list[TensorEntry], list[str], list[str]]:
         """Fill ``folder``; returns what was written, the files, and names that were left out."""

@@ -32,6 +32,8 @@ class Part:
     coordinates: Mapping[str, int] = field(default_factory=dict)  # see `Receipt`
     shard_name: str = ""
     """The name in the file name of a state: ``name`` without the coordinator's prefix."""
+    with_checkpoint: bool = False
+    """See `CheckpointCoordinator.save_async`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -53,6 +55,11 @@ class Part:
     def path(self, relative: str) -> str:
         """Path of a file of this part, relative to the step's directory."""
         return f"{self.subdir}/{relative}" if self.subdir else relative
+
+    @property
+    def is_resumed_from(self) -> bool:
+        """Whether a checkpoint has it, as far as is known."""
+        return self.kind is SaveKind.CHECKPOINT or self.with_checkpoint
 
     @property
     def label(self) -> str:

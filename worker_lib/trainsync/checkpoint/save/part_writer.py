@@ -78,7 +78,7 @@ class PartWriter:
         place: where they go.
         known_failures: gets kind and step of a save that failed, before any report of it.
         in_caller: a function runs in the caller's thread, so that it may use collectives.
-        memory: keeps the state of a checkpoint, too; None: the volume alone has it.
+        memory: keeps a state that a checkpoint has, too; None: the volume alone has it.
         patience_seconds: for so long from now on a store that is away is waited for; 0: a few
             tries.
         on_wait: see `Patience`.
@@ -205,7 +205,7 @@ class PartWriter:
         self.fail(error)
 
     def _keep(self, cost: SaveCost) -> None:
-        if self.memory is None or self._function is not None or self.kind is SaveKind.STATE_DICT:
+        if self.memory is None or self._function is not None or not self.part.is_resumed_from:
             return
         self._kept = self.memory.begin(self.step, self.participant, cost.staged_bytes)
 

@@ -1,7 +1,7 @@
 """Where a rank's shards are loaded from: a committed step of the run, or a directory elsewhere."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,11 +11,12 @@ import numpy as np
 import torch
 
 from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import CorruptCheckpointError
-from trainsync.checkpoint.load.loading import load_rank_shard
+from trainsync.checkpoint.load.loading import rank_shard_path, read_shard
 from trainsync.checkpoint.load.reshard.shard_files import allow_dtensors, find_component
 from trainsync.checkpoint.load.resume import Resume
-from trainsync.checkpoint.memory.place import MemoryPlace
+from trainsync.checkpoint.load.step_files import StepFiles
 from trainsync.checkpoint.shard_names import shard_file_name
 from trainsync.engines.checkpoints.paths import inside_run, step_and_folder
 from trainsync.storage.errors import StorageError
@@ -51,41 +52,38 @@ class ShardSource(Protocol):
         ...
 
 
-Tell = Callable[[int, str, str], bool]
-"""Takes the step, its manifest's digest, and how files differ; whether the monitor was told."""
+def open_source(local_path: str | Path, coordinator: CheckpointCoordinator) -> ShardSource:
+    """The shards in ``local_path``.
 
-
-def open_source(
-    local_path: str | Path, directory: Path, tell: Tell, memory: MemoryPlace | None = None
-) -> ShardSource:
-    """The shards in ``local_path``; ``directory`` is the run's, ``memory`` may have them, too.
+    Args:
+        coordinator: of the run.
 
     Raises:
         CorruptCheckpointError: in the run's directory, and not committed.
         ValueError: in the run's directory, and not a folder of a step.
     """
-    if inside_run(local_path, directory) is None:
+    if inside_run(local_path, coordinator.directory) is None:
         logger.warning(
             "%s is not in the run's directory %s: it is loaded without being verified",
             local_path,
-            directory,
+            coordinator.directory,
         )
         return ForeignDirectory(Path(local_path))
-    return committed_step(local_path, directory, tell, memory)
+    return committed_step(local_path, coordinator)
 
 
-def committed_step(
-    local_path: str | Path, directory: Path, tell: Tell, memory: MemoryPlace | None = None
-) -> "CommittedStep":
-    """The committed checkpoint that ``local_path`` is a folder of; ``directory`` is the run's,
-    ``memory`` may have its shards, too.
+def committed_step(local_path: str | Path, coordinator: CheckpointCoordinator) -> "CommittedStep":
+    """The committed checkpoint that ``local_path`` is a folder of.
+
+    Args:
+        coordinator: of the run; its memory may have the shards, too.
 
     Raises:
         CorruptCheckpointError: it is not committed.
         ValueError: it is not a folder of a step.
     """
-    step, folder = step_and_folder(local_path, directory)
-    run = RunDirectory(directory)
+    run = RunDirectory(coordinator.directory)
+    step, folder = step_and_folder(local_path, run.root)
     try:
         committed = read_manifest(run, SaveKind.CHECKPOINT, step)
     except FileNotFoundError:
@@ -95,8 +93,14 @@ def committed_step(
         ) from None
     except StorageError as error:
         raise CorruptCheckpointError(f"{local_path} cannot be loaded: {error}") from error
-    report = partial(tell, step, committed.digest)
-    resume = Resume(step, run.step(step), committed.manifest, report, memory)
+    resume = Resume(
+        step,
+        run.step(step),
+        committed.manifest,
+        partial(coordinator.report_damage, step, committed.digest),
+        coordinator.memory,
+        coordinator.report_load,
+    )
     return CommittedStep(resume, folder)
 
 
@@ -119,9 +123,22 @@ class CommittedStep:
 
     def read(self, name: str, rank: int, world_size: int) -> Any:
         """See `ShardSource`."""
-        return load_rank_shard(
-            self.resume, name, rank=rank, world_size=world_size, subdir=self.folder
-        )
+        with StepFiles(self.resume) as files:
+            return self.read_from(files, name, rank, world_size)
+
+    def read_from(self, files: StepFiles, name: str, rank: int, world_size: int) -> Any:
+        """As `read`, with files that the caller has open."""
+        path = rank_shard_path(self.resume, name, rank, world_size, self.folder)
+        return read_shard(self.resume, files, path)
+
+    def own_paths(self, names: Iterable[str], rank: int, world_size: int) -> list[str]:
+        """The files that the rank of this number saved; none where another number of ranks did."""
+        components = [find_component(self.resume.manifest.files, n, self.folder) for n in names]
+        return [
+            found.path(rank)
+            for found in components
+            if found is not None and found.world_size == world_size and rank in found.ranks
+        ]
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ def stage_state_dict(
     folder: str,
     processing_class: Any,
     attachments: Mapping[str, bytes] | None = None,
+    *,
+    with_checkpoint: bool = False,
 ) -> bool:
     """Stage this rank's weights as the step's state dict; whether the coordinator accepted them.
 
@@ -35,6 +37,7 @@ def stage_state_dict(
         folder: inside the step's directory.
         processing_class: see `PartsSaver`.
         attachments: files that rank 0 writes beside those that a merge of the shards needs.
+        with_checkpoint: see `CheckpointCoordinator.save_async`.
 
     Raises:
         The errors of `CheckpointCoordinator.save_async`.
@@ -47,6 +50,7 @@ def stage_state_dict(
         is_state_dict=True,
         subdir=folder,
         attachments=small | dict(attachments or {}) if coordinator.rank == 0 else {},
+        with_checkpoint=with_checkpoint,
     )
 
 
@@ -84,10 +88,18 @@ class PartsSaver:
         self._processing_class = processing_class
         self._skeleton: Any = None
 
-    def save_state_dict(self, folder: str, step: int, weights: State) -> bool:
+    def save_state_dict(
+        self, folder: str, step: int, weights: State, *, with_checkpoint: bool = False
+    ) -> bool:
         """See `stage_state_dict`."""
         return stage_state_dict(
-            self._coordinator, self._module, weights, step, folder, self._processing_class
+            self._coordinator,
+            self._module,
+            weights,
+            step,
+            folder,
+            self._processing_class,
+            with_checkpoint=with_checkpoint,
         )
 
     def save(
@@ -108,7 +120,8 @@ class PartsSaver:
         """
         taken = {}
         if plan.saves_state_dict:
-            taken[MODEL] = self.save_state_dict(plan.folder, step, states[MODEL])
+            weights = states[MODEL]
+            taken[MODEL] = self.save_state_dict(plan.folder, step, weights, with_checkpoint=True)
         own = [MODEL] if plan.saves_model and not plan.saves_state_dict else []
         sources: dict[str, Any] = {
             name: states[name] for name in (*own, OPTIMIZER, EXTRA) if name in states

@@ -3,6 +3,7 @@
 import json
 import logging
 import socket
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Any, Final
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import LoadFailedError, LoadPeerLostError, StateMismatchError
+from trainsync.checkpoint.load.account import LoadedBytes, report
 from trainsync.checkpoint.load.reshard.shard_files import Component, find_component
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.load.verify import Need, assign, verify
 from trainsync.checkpoint.megatron_shards import describe
+from trainsync.checkpoint.memory.lookup import Sources
+from trainsync.dist.agreement import Agreement
 from trainsync.dist.group_agreement import open_agreement
 from trainsync.engines.adapt import adapt
 from trainsync.engines.checkpoints.model_saves import ModelSaves
@@ -26,10 +30,10 @@ from trainsync.engines.checkpoints.save_plan import (
     ModelMode,
     SavePlan,
 )
-from trainsync.engines.checkpoints.shard_source import Tell, committed_step
+from trainsync.engines.checkpoints.shard_source import committed_step
 from trainsync.engines.checkpoints.step_commits import StepCommits
 from trainsync.engines.megatron.layout import ParallelLayout
-from trainsync.engines.megatron.loading import megatron_load_state_dict
+from trainsync.engines.megatron.loading import load_weights
 from trainsync.engines.megatron.state_dicts import (
     MODEL,
     described,
@@ -38,6 +42,7 @@ from trainsync.engines.megatron.state_dicts import (
     save_state,
     save_weights,
 )
+from trainsync.engines.megatron.step_shards import StepShards
 from trainsync.engines.megatron.training import (
     can_stage,
     can_stage_random_numbers,
@@ -195,29 +200,27 @@ class MegatronCheckpoints(MonitoredRetention):
             )
             self._engine.load_checkpoint(Path(local_path))
             return
+        began = time.monotonic()
         wanted = self._engine.checkpoint_manager.checkpoint_load_contents
         ranks = open_agreement("load", _LOAD_SECONDS, LoadFailedError, LoadPeerLostError)
-        found = _Committed(local_path, directory, wanted, self.coordinator.report_damage)
+        found = _Committed(local_path, self.coordinator, wanted)
         answers = ranks.do("opening the checkpoint", found.open)
         needs = [Need(host, frozenset(paths)) for host, paths in map(json.loads, answers)]
         sizes = found.sizes
         ranks.do("checking the files", lambda: found.check(assign(needs, sizes)[ranks.rank]))
-        if MODEL in wanted:
-            megatron_load_state_dict(
-                self._engine, found.resume, logger, subdir=found.folder, timeout=_LOAD_SECONDS
-            )
-        if found.staged:
-            load_training(
-                self._engine,
-                found.resume,
-                found.staged,
-                ranks,
-                with_schedule=self._restores_schedule,
-            )
-        if found.rest:
-            with self._engine.loading_only(*found.rest):
-                self._engine.load_checkpoint(found.path)
-        self._saves.steps.last = None
+        read = self._load_staged(found, ranks, with_model=MODEL in wanted)
+
+        def load_rest() -> str:
+            if found.rest:
+                with self._engine.loading_only(*found.rest):
+                    self._engine.load_checkpoint(found.path)
+            self._saves.steps.last = None
+            return read.to_json()
+
+        everyone = ranks.do("ending the load", load_rest)
+        if self.rank == 0:
+            logger.info("step %d: %s", found.resume.step, read.describe(found.resume))
+            report(found.resume, began, map(LoadedBytes.parse, everyone))
 
     def wait_on_save_thread(self, timeout: float = 1800.0) -> None:
         """Wait until what this rank saved is written and, on rank 0, committed.
@@ -229,6 +232,29 @@ class MegatronCheckpoints(MonitoredRetention):
         self._saves.steps.wait(timeout)
 
     # -- inside -------------------------------------------------------------------------------
+
+    def _load_staged(
+        self, found: "_Committed", ranks: Agreement, *, with_model: bool
+    ) -> LoadedBytes:
+        """Load what the coordinator wrote, from memory where it lies there.
+
+        Returns:
+            The bytes that this rank read; what an engine reads for itself is not among them.
+        """
+        with Sources(found.resume) as memory:
+            shards = StepShards(found.resume, memory, ranks)
+            components = list(found.staged.values())
+            if with_model and found.model is not None:
+                components.append(found.model)
+            shards.bring(components, _LOAD_SECONDS / 4)
+            read = LoadedBytes()
+            if with_model:
+                read += load_weights(self._engine, shards, logger, found.folder)
+            if found.staged:
+                read += load_training(
+                    self._engine, shards, found.staged, with_schedule=self._restores_schedule
+                )
+        return read
 
     def _plan(self, hdfs_path: str | None, place: SaveTarget) -> SavePlan:
         refuse_hdfs(hdfs_path)
@@ -271,6 +297,7 @@ class MegatronCheckpoints(MonitoredRetention):
                 coordinator,
                 layout,
                 is_state_dict=plan.saves_state_dict,
+                with_checkpoint=True,
             )
         if OPTIMIZER in plan.components:
             with engine.resident():
@@ -305,19 +332,22 @@ class _Committed:
     """A committed checkpoint, and which of its parts the engine reads.
 
     Attributes:
+        model: the weights' component; None where there are none.
         staged: components beside the model that were staged, where they are wanted.
         rest: verl's names of what the engine wrote for itself, and is to read.
     """
 
     resume: Resume
     folder: str
+    model: Component | None
     staged: dict[str, Component]
     rest: tuple[str, ...]
 
-    def __init__(self, local_path: str, directory: Path, wanted: Sequence[str], tell: Tell) -> None:
+    def __init__(
+        self, local_path: str, coordinator: CheckpointCoordinator, wanted: Sequence[str]
+    ) -> None:
         self._local_path = local_path
-        self._tell = tell
-        self._directory = directory
+        self._coordinator = coordinator
         # The weights are those that were staged; the engine would take an export's over them.
         ours = {MODEL, HF_MODEL} if MODEL in wanted else set()
         self._wanted = [name for name in wanted if name not in ours]
@@ -334,8 +364,9 @@ class _Committed:
 
     def open(self) -> str:
         """Find it, and compare the layouts; returns what this rank's host has to check."""
-        found = committed_step(self._local_path, self._directory, self._tell)
+        found = committed_step(self._local_path, self._coordinator)
         self.resume, self.folder = found.resume, found.folder
+        self.model = find_component(self.resume.manifest.files, MODEL, self.folder)
         self.staged = {}
         rest = []
         for name in self._wanted:

@@ -162,8 +162,12 @@ def save_weights(
     layout: ParallelLayout,
     *,
     is_state_dict: bool,
+    with_checkpoint: bool = False,
 ) -> bool:
     """Stage this rank's weights as component `MODEL`; whether the coordinator accepted them.
+
+    Args:
+        with_checkpoint: see `CheckpointCoordinator.save_async`.
 
     Raises:
         The errors of `CheckpointCoordinator.save_async`.
@@ -180,6 +184,7 @@ def save_weights(
             attachments=small,
             overlapped=False,  # a Megatron optimizer's step cannot be delayed
             coordinates=layout.coordinates,
+            with_checkpoint=with_checkpoint,
         )
 
 

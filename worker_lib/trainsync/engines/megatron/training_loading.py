@@ -1,20 +1,17 @@
 """Load the state saved by `trainsync.engines.megatron.training` in any parallel layout."""
 
-import json
 import logging
-import socket
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
 
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
+from trainsync.checkpoint.load.account import LoadedBytes
 from trainsync.checkpoint.load.reshard.shard_files import Component, open_shard
-from trainsync.checkpoint.load.resume import Resume
-from trainsync.checkpoint.load.verify import Need, assign, verify
 from trainsync.checkpoint.megatron_shards import MegatronShards, describe, is_megatron, require
 from trainsync.checkpoint.training_state import check_rng_state, set_rng_state
-from trainsync.dist.agreement import Agreement
 from trainsync.engines.checkpoints.save_plan import EXTRA, OPTIMIZER
 from trainsync.engines.megatron.layout import ParallelLayout
 from trainsync.engines.megatron.optimizer import (
@@ -23,6 +20,7 @@ from trainsync.engines.megatron.optimizer import (
     distributed_optimizers,
     pieces,
 )
+from trainsync.engines.megatron.step_shards import StepShards
 from trainsync.engines.megatron.training import (
     GROUPS,
     RNG,
@@ -42,12 +40,11 @@ _STEP: Final = "step"
 
 def load_training(
     engine: Any,
-    resume: Resume,
+    shards: StepShards,
     components: Mapping[str, Component],
-    ranks: Agreement,
     *,
     with_schedule: bool,
-) -> None:
+) -> LoadedBytes:
     """Load ``optim`` and ``extra_state`` of a committed step; all ranks pass the same arguments.
 
     Each rank reads the files that hold its part. No live state changes before every file is
@@ -55,7 +52,11 @@ def load_training(
 
     Args:
         engine: verl's, as a `TrainingEngine`, with ``optimizer`` and ``lr_scheduler``.
+        shards: of the step.
         components: the components to load, by name.
+
+    Returns:
+        The bytes of the files that this rank read.
 
     Raises:
         StateMismatchError: another model or optimizer; names both parallel layouts.
@@ -66,25 +67,16 @@ def load_training(
     schedule = engine.lr_scheduler if with_schedule else None
     loads: list[MegatronOptimizerLoad | RandomLoad] = []
 
-    def plan() -> str:
+    def plan() -> set[str]:
         if OPTIMIZER in components:
             models = chunks(engine.module)
             component = components[OPTIMIZER]
             loads.append(
-                MegatronOptimizerLoad(engine.optimizer, schedule, models, resume, component)
+                MegatronOptimizerLoad(engine.optimizer, schedule, models, shards, component)
             )
         if EXTRA in components:
-            component = components[EXTRA]
-            loads.append(RandomLoad(resume, component, ranks.rank, ranks.world_size))
-        paths: set[str] = set()
-        for load in loads:
-            paths |= load.plan()
-        return json.dumps([socket.gethostname(), sorted(paths)])
-
-    def check(paths: Sequence[str]) -> str:
-        for path in paths:
-            verify(resume, path)
-        return ""
+            loads.append(RandomLoad(shards, components[EXTRA]))
+        return set().union(*(load.plan() for load in loads))
 
     def apply() -> str:
         for load in loads:
@@ -92,12 +84,10 @@ def load_training(
         return ""
 
     with engine.resident():
-        answers = ranks.do("planning to load the optimizer", plan)
-        needs = [Need(host, frozenset(paths)) for host, paths in map(json.loads, answers)]
-        sizes = {entry.path: entry.bytes for entry in resume.manifest.files}
-        ranks.do("checking its files", lambda: check(assign(needs, sizes)[ranks.rank]))
-        ranks.do("changing the live state (which may be partly changed)", apply)
-    logger.info("step %d: %s loaded", resume.step, " and ".join(components))
+        read = shards.check(plan, "planning to load the optimizer")
+        shards.ranks.do("changing the live state (which may be partly changed)", apply)
+    logger.info("step %d: %s loaded", shards.resume.step, " and ".join(components))
+    return read
 
 
 class MegatronOptimizerLoad:
@@ -116,20 +106,20 @@ class MegatronOptimizerLoad:
         optimizer: Any,
         schedule: Any,
         chunks: Sequence[torch.nn.Module],
-        resume: Resume,
+        step: StepShards,
         component: Component,
     ) -> None:
         found = distributed_optimizers(optimizer)
         if found is None:
             raise StateMismatchError(
-                f"step {resume.step} has the state of Megatron's distributed optimizer, and it is "
-                f"loaded into a {type(optimizer).__name__} that is not distributed; expected "
-                "use_distributed_optimizer, or load_contents without optimizer"
+                f"step {step.resume.step} has the state of Megatron's distributed optimizer, and "
+                f"it is loaded into a {type(optimizer).__name__} that is not distributed; "
+                "expected use_distributed_optimizer, or load_contents without optimizer"
             )
         self._optimizers = found
         self._schedule = schedule
         self._chunks = chunks
-        self._resume = resume
+        self._step = step
         self._component = component
         self._layout = ParallelLayout()
 
@@ -141,18 +131,24 @@ class MegatronOptimizerLoad:
             CorruptCheckpointError: a file is missing, or the files contradict each other.
             UnsupportedStateError: see `pieces`.
         """
-        self._shards = MegatronShards(self._resume.path, self._component)
+        needed = partial(self._needed, pieces(self._optimizers, self._chunks))
+        self._shards, paths = self._step.open(self._component, needed)
+        return paths
+
+    def _needed(self, live: Sequence[OptimizerShard], shards: MegatronShards) -> set[str]:
+        self._shards = shards
+        self._home = self._find_home()
         self._names = self._state_names()
         self._group_of = self._saved_groups()
-        paths = {self._shards.path(rank) for rank, _ in self._group_of.values()}
-        paths.add(self._shards.path(min(self._shards.beside)))
-        for piece in pieces(self._optimizers, self._chunks):
+        paths = {shards.path(rank) for rank, _ in self._group_of.values()}
+        paths.add(shards.path(self._home))
+        for piece in live:
             for region in piece.regions:
                 for name in self._names:
                     key = f"{PREFIX}{name}.{region.tensor.key}"
                     shape = tuple(region.tensor.global_shape)
-                    require(self._shards, key, shape, str(self._layout))
-                    paths |= self._shards.paths_of(key, region.start, region.size)
+                    require(shards, key, shape, str(self._layout))
+                    paths |= shards.paths_of(key, region.start, region.size)
         return paths
 
     @torch.no_grad()
@@ -169,7 +165,7 @@ class MegatronOptimizerLoad:
             state = {name: self._flat(name, piece) for name in self._names}
             piece.fill(state, steps.get(id(piece.main_weight())))
         self._restore_groups()
-        saved = self._shards.beside[min(self._shards.beside)]
+        saved = self._shards.beside[self._home]
         for optimizer in self._optimizers:
             if optimizer.grad_scaler and saved[SCALER] is not None:
                 optimizer.grad_scaler.load_state_dict(saved[SCALER])
@@ -178,6 +174,16 @@ class MegatronOptimizerLoad:
             self._schedule.load_state_dict(saved[SCHEDULE])
 
     # -- inside -------------------------------------------------------------------------------
+
+    def _find_home(self) -> int:
+        """The saved rank whose groups are taken where several have them: this one, if the ranks
+        that saved had the same layout."""
+        shards, rank = self._shards, self._step.ranks.rank
+        sizes = {name: shards.layout.get(name) for name in self._layout.sizes}
+        same = self._component.world_size == self._step.ranks.world_size
+        if same and sizes == self._layout.sizes and rank in shards.beside:
+            return rank
+        return min(shards.beside)
 
     def _state_names(self) -> list[str]:
         """``fp32_param`` and the saved state's names; before the first step there are no others."""
@@ -195,7 +201,8 @@ class MegatronOptimizerLoad:
     def _saved_groups(self) -> dict[tuple[Any, ...], tuple[int, Mapping[str, Any]]]:
         """For each of this rank's groups: a rank that saved the group, and the saved group."""
         saved: dict[tuple[Any, ...], tuple[int, Mapping[str, Any]]] = {}
-        for rank, beside in sorted(self._shards.beside.items()):
+        order = sorted(self._shards.beside, key=lambda rank: (rank != self._home, rank))
+        for rank, beside in ((rank, self._shards.beside[rank]) for rank in order):
             for group in beside[GROUPS]:
                 known = saved.get(identity(group))
                 # A rank without a weight in the group has not saved the group's steps.
@@ -270,11 +277,12 @@ class RandomLoad:
     Generators saved in another layout have no rank here: the live generators then stay unchanged.
     """
 
-    def __init__(self, resume: Resume, component: Component, rank: int, world_size: int) -> None:
-        self._resume = resume
+    def __init__(self, step: StepShards, component: Component) -> None:
+        self._resume = step.resume
+        self._memory = step.memory
         self._component = component
-        self._rank = rank
-        self._same_number = component.world_size == world_size
+        self._rank = step.ranks.rank
+        self._same_number = component.world_size == step.ranks.world_size
         self._state: Mapping[str, Any] | None = None
 
     def plan(self) -> set[str]:
@@ -285,7 +293,7 @@ class RandomLoad:
         """
         self._component.home(0, 1)  # raises if the file is missing
         path = self._component.path(self._rank if self._same_number else 0)
-        state = open_shard(self._resume.path / path, mapped=False)
+        state = open_shard(self._memory.path(path), mapped=False)
         if not is_megatron(state) or TRACKER not in state:
             raise CorruptCheckpointError(f"{path} has no random numbers of a Megatron rank")
         check_rng_state(state[RNG])

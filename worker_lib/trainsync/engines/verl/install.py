@@ -184,20 +184,19 @@ class _ThroughTheRun:
 
         def load_checkpoint(local_path: str | None, *args: Any, **kwargs: Any) -> None:
             load(local_path, *args, **kwargs)
-            directory = self._coordinator.directory
-            if not local_path or not inside_run(local_path, directory):
+            if not local_path or not inside_run(local_path, self._coordinator.directory):
                 return
 
             def check() -> None:
                 if self._coordinator.rank == 0:
-                    self._verify_trainers(local_path, directory)
+                    self._verify_trainers(local_path)
 
             on_all_ranks(check, "checking the trainer's own state")
 
         return load_checkpoint
 
-    def _verify_trainers(self, local_path: str, directory: Path) -> None:
-        found = committed_step(local_path, directory, self._coordinator.report_damage).resume
+    def _verify_trainers(self, local_path: str) -> None:
+        found = committed_step(local_path, self._coordinator).resume
         for entry in found.manifest.files:
             if is_trainers(entry.path):
                 verify(found, entry.path)

@@ -85,6 +85,22 @@ def test_equal_bytes_of_a_later_step_are_taken_and_outlive_the_older_ones(node: 
     assert node.get(digest_of(DATA)) == DATA
 
 
+def test_a_copy_is_written_into_the_memory_of_one_that_is_not_needed_any_more(node: Node) -> None:
+    def inode(step: int) -> int:
+        (kept,) = [kept for kept in node.place.files() if kept.step == step]
+        return node.place.path(kept).stat().st_ino
+
+    node.put(DATA, step=5)
+    first = inode(5)
+    node.put(DATA + b"6", step=6)
+    node.guests.ended(SaveKind.CHECKPOINT, 6, committed=True)
+    with pytest.raises(NeighbourError, match="no file of digest"):
+        node.get(digest_of(DATA))
+    node.put(DATA[:-1] + b"7", step=7)
+    assert inode(7) == first
+    assert node.get(digest_of(DATA[:-1] + b"7")) == DATA[:-1] + b"7"
+
+
 def test_what_the_pod_itself_keeps_is_given(node: Node) -> None:
     node.keeping.keep(5, DATA)
     assert node.get(digest_of(DATA)) == DATA

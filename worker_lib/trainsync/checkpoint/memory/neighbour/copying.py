@@ -13,12 +13,12 @@ from trainsync.checkpoint.memory.neighbour import wire
 from trainsync.checkpoint.memory.neighbour.pace import Pace
 from trainsync.checkpoint.memory.neighbour.roster import Keeper
 from trainsync.checkpoint.memory.neighbour.wire import NeighbourError
+from trainsync.checkpoint.memory.reuse import open_whole
 from trainsync.failpoints import failpoint
 from trainsync.storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
-_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FIRST_LOOK: Final = 0.2  # seconds between two looks for a partner, which are then fewer
 _LONGEST_LOOK: Final = 30.0
 _ALONE: Final = 5.0  # when that is so much, a line says so
@@ -177,7 +177,7 @@ class Copier:
             NeighbourError: the partner does not have it.
         """
         try:
-            opened = os.fdopen(os.open(file.path, _FLAGS), "rb")
+            opened = os.fdopen(open_whole(file.path), "rb")
         except FileNotFoundError:  # dropped: it is not needed
             return False
         except OSError as error:

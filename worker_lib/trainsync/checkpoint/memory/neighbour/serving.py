@@ -20,13 +20,13 @@ from trainsync.checkpoint.memory.neighbour.wire import (
     send_file,
 )
 from trainsync.checkpoint.memory.place import KeptName, MemoryPlace
+from trainsync.checkpoint.memory.reuse import open_whole
 from trainsync.failpoints import failpoint
 from trainsync.storage import digest
 from trainsync.storage.saves.receipts import Participant
 
 logger = logging.getLogger(__name__)
 
-_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _MOST_AT_ONCE: Final = 16
 _LOOK_SECONDS: Final = 0.5  # between looks whether it is closed
 
@@ -160,7 +160,7 @@ class MemoryServer:
         try:
             if found is None:
                 raise FileNotFoundError(f"no file of digest {wanted} is here")
-            fd = os.open(found[0].path(found[1]), _FLAGS)
+            fd = open_whole(found[0].path(found[1]))
         except FileNotFoundError as error:  # it may have been dropped meanwhile
             caller.refuse(str(error))
             return
