@@ -124,8 +124,7 @@ test-cluster: setup $(CLUSTER_READY) images ## Minutes: the operator against a r
 	$(PYTEST) tests/cluster -m alone
 
 test-e2e: setup $(CLUSTER_READY) images ## Minutes: whole runs, with kills, on the real cluster (root)
-	$(PYTEST) tests/e2e $(BESIDE)
-	$(PYTEST) tests/e2e -m alone
+	$(PYTEST) tests/e2e
 
 # Both wait for pods most of the time. On a cluster of your own they take turns.
 test-on-clusters: setup images ## Those two side by side, each on a development cluster of its own (root)

@@ -1,7 +1,6 @@
 """Helpers of the e2e tests: make a run, wait for it, read its volume."""
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +15,9 @@ from demo.kubectl import Kubectl, Object
 from demo.platform import Platform
 from demo.snapshot import Snapshot, snapshot_of
 
-# Of each pytest-xdist worker: those run side by side, and each installs and removes its own.
-_WORKER = os.environ.get("PYTEST_XDIST_WORKER")
-_OWN = f"e2e-{_WORKER}" if _WORKER else "e2e"
-NAMESPACE = f"trainsync-{_OWN}"
+NAMESPACE = "trainsync-e2e"
 # The chart names its objects after the release if the release's name contains the chart's.
-RELEASE = f"trainsync-operator-{_OWN}"
+RELEASE = "trainsync-operator-e2e"
 WORKLOAD = Path(__file__).with_name("workload.py")
 TWO_CLUSTERS = Path(__file__).with_name("two_clusters_workload.py")
 _WORKLOAD_DIRECTORY = "/opt/trainsync-e2e"

@@ -15,7 +15,7 @@ from demo.platform import REPOSITORY, Platform, devcluster_name, load_images, ow
 from tests.e2e import example, harness
 from tests.e2e.test_faults import INTERVAL, starts
 
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(700)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(700)]
 
 
 def this_cluster() -> str:
