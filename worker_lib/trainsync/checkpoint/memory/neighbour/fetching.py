@@ -18,7 +18,7 @@ from trainsync.checkpoint.memory.neighbour import wire
 from trainsync.checkpoint.memory.neighbour.serving import MemoryServer, places_of, whole_files
 from trainsync.checkpoint.memory.neighbour.wire import NeighbourError
 from trainsync.checkpoint.memory.place import MemoryPlace
-from trainsync.checkpoint.memory.shared import open_shared
+from trainsync.checkpoint.memory.shared import Shared, open_shared
 from trainsync.dist.agreement import Agreement
 from trainsync.failpoints import failpoint
 from trainsync.storage import digest
@@ -130,6 +130,7 @@ class _Fetch:
         self._rank = rank
         self._missing: list[str] = []
         self._key = b""
+        self._shared: Shared | None = None  # of a rank that has looked
         self.fetched = 0
 
     def look(self, own: Callable[[], Iterable[str]], stack: ExitStack) -> Holder:
@@ -151,7 +152,8 @@ class _Fetch:
     def _look(
         self, paths: list[str], place: MemoryPlace, shared: str | Path, stack: ExitStack
     ) -> Holder:
-        self._key = open_shared(shared).key()
+        self._shared = open_shared(shared)
+        self._key = self._shared.key()
         self._sources.find(paths)
         self._missing = [path for path in paths if not self._sources.in_memory(path)]
         whole = whole_files(places_of(place))
@@ -171,14 +173,14 @@ class _Fetch:
         """Fetch what is missing, some files at once, as far as it comes in time."""
         until = time.monotonic() + seconds
         place = self._resume.memory
-        if not self._missing or place is None or place.shared is None:
+        if not self._missing or place is None or self._shared is None:
             return ""
         manifest = self._resume.manifest
         numbers = {entry.path: number for number, entry in enumerate(manifest.files)}
         # In the names of the attempt that saved the step: they are the files that it kept.
         shards = KeptShards(
             place,
-            open_shared(place.shared),
+            self._shared,
             manifest.attempt,
             manifest.incarnation,
             needed=self._resume.step,
