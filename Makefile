@@ -37,8 +37,6 @@ POLICIES_READY := $(if $(KUBECONFIG),,policies-up)
 NODES ?= 1
 DEVCLUSTER := $(PYTHON) -m devcluster
 PYTEST := $(BIN)/python -m pytest
-# Tests on a cluster wait for pods and deadlines most of the time: two files at once, but for some.
-BESIDE := -m "not alone" -n 2 --dist loadfile --no-loadscope-reorder
 # Unit tests wait half of their time, for processes and for deadlines.
 UNIT_WORKERS := $(shell workers=$$((3 * $$(nproc) / 2)); echo $$((workers < 8 ? workers : 8)))
 
@@ -119,9 +117,7 @@ test-distributed: setup ## Ten minutes: torch.distributed and Ray on this machin
 	$(PYTEST) tests/distributed -n 3 --dist loadfile --no-loadscope-reorder
 
 test-cluster: setup $(CLUSTER_READY) images ## Minutes: the operator against a real API server and KubeRay (root)
-	export TRAINSYNC_CLUSTER_TESTS_BEGAN=$$(date --utc +%FT%TZ); \
-	$(PYTEST) tests/cluster $(BESIDE); \
-	$(PYTEST) tests/cluster -m alone
+	$(PYTEST) tests/cluster
 
 test-e2e: setup $(CLUSTER_READY) images ## Minutes: whole runs, with kills, on the real cluster (root)
 	$(PYTEST) tests/e2e

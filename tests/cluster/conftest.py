@@ -21,9 +21,7 @@ from tests.cluster.api_reader import ApiReader
 from tests.cluster.chart.helm import FIXTURES, Helm
 
 ROOT = Path(__file__).resolve().parents[2]
-EARLIER = os.environ.get("TRAINSYNC_CLUSTER_TESTS_BEGAN")
-"""When the tests that need no cluster for themselves began; they ran before this."""
-BEGAN = datetime.fromisoformat(EARLIER) if EARLIER else datetime.now(UTC)
+BEGAN = datetime.now(UTC)
 CRD_FILE = ROOT / "crds" / "trainsync.dev_trainingruns.yaml"
 
 

@@ -10,11 +10,11 @@ import pytest
 from demo.platform import own_cluster
 from devcluster.registry import read_record
 from tests.cluster.audit import MONITOR, OPERATOR, Request, requests, rights
-from tests.cluster.conftest import BEGAN, EARLIER
+from tests.cluster.conftest import BEGAN
 
 # Where tests/cluster/test_cli_run.py tries what a monitor may do nowhere but at home.
 TRIED = (MONITOR, "default")
-pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,6 @@ def test_every_right_is_used(
     missing = sorted(
         file.name for file in Path(__file__).parent.rglob("test_*.py") if file not in here
     )
-    if EARLIER and request.config.option.markexpr == "alone":
-        missing = []
     if missing or request.config.option.keyword or request.session.testsfailed:
         pytest.skip(f"a part of the tests ran, or one failed: without {missing}")
     used = {right for one in asked if one.part == part and one.allowed for right in one.used}

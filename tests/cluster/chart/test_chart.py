@@ -17,7 +17,7 @@ from tests.cluster.chart.helm import PREVIOUS_CHART
 from tests.cluster.conftest import CRD_FILE
 from tests.cluster.prepared import prepared
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
 
 RELEASE = "trainsync-operator-chart"
 WATCHED = "trainsync-chart-runs"

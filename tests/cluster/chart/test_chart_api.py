@@ -16,7 +16,7 @@ from devcluster.tools import ensure_tools
 from tests.cluster.chart.helm import CHART, EVERYTHING, KUBE_VERSION, Helm, Object
 from tests.cluster.conftest import CRD_FILE, Kubectl
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 CRD = "trainingruns.trainsync.dev"
 # A separate idle operator, without the CRD.

@@ -22,7 +22,7 @@ from tests.ports import port_of, reserved_port
 from tests.unit.docs.elsewhere import ELSEWHERE
 from tests.unit.docs.pages import all_blocks
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(540)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(540)]
 
 RUN = "my-run"  # the name in docs/trainingrun.md
 LOOKS = (

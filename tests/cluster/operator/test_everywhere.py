@@ -11,7 +11,6 @@ from tests.cluster.operator.test_children import CHILDREN, NO_IMAGE, delete, man
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.alone,
     pytest.mark.timeout(300),
     pytest.mark.usefixtures("crd"),
 ]

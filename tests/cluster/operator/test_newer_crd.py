@@ -16,7 +16,6 @@ from tests.cluster.ray_runs import status
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.alone,
     pytest.mark.timeout(300),
     pytest.mark.usefixtures("crd"),
 ]
