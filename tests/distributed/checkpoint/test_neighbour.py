@@ -90,7 +90,7 @@ def kept(directory: Path, rank: int) -> list[Path]:
 
 def guests(directory: Path, rank: int) -> list[Path]:
     found = memory(directory, rank).glob("trainsync-*/*/guests/*-*")
-    return [path for path in found if "writing" not in path.name]
+    return [path for path in found if not {"writing", "spare"} & set(path.name.split("-"))]
 
 
 def lose_node(directory: Path, rank: int) -> None:

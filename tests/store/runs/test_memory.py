@@ -9,6 +9,7 @@ import asyncio
 import os
 import shutil
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +61,17 @@ def memory(directory: Path, rank: int) -> Path:
 
 
 def kept(directory: Path, rank: int) -> list[Path]:
-    return [path for path in memory(directory, rank).glob("trainsync-*/*/*-*") if path.is_file()]
+    return whole(memory(directory, rank).glob("trainsync-*/*/*-*"))
 
 
 def guests(directory: Path, rank: int) -> list[Path]:
-    found = memory(directory, rank).glob("trainsync-*/*/guests/*-*")
-    return [path for path in found if "writing" not in path.name]
+    return whole(memory(directory, rank).glob("trainsync-*/*/guests/*-*"))
+
+
+def whole(paths: Iterable[Path]) -> list[Path]:
+    """Those that a load may take: none that is written, or waits for the next save."""
+    files = [path for path in paths if path.is_file()]
+    return [path for path in files if not {"writing", "spare"} & set(path.name.split("-"))]
 
 
 def train(url: str, directory: Path, environ: dict[str, str]) -> dict[str, Any]:
