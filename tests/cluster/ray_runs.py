@@ -5,6 +5,7 @@ from typing import Any
 from demo.platform import Platform
 from tests.cluster.conftest import Kubectl, left_over, wait_until
 from tests.cluster.manifests import changed, minimal
+from tests.ray_params import LITTLE_HEAD, LITTLE_RAY
 
 # Ray starts slowly on two busy cores.
 START_SECONDS = 240
@@ -23,10 +24,6 @@ POD = {
         ]
     }
 }
-# Nothing here asks for a worker's log at its driver, or for Ray's autoscaler. (KubeRay drops a
-# parameter that is "false".)
-LITTLE_RAY = {"object-store-memory": "100000000", "include-log-monitor": "no"}
-LITTLE_HEAD = {**LITTLE_RAY, "no-monitor": "true"}
 
 
 def start(

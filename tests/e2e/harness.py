@@ -14,6 +14,7 @@ from demo.errors import KubectlError
 from demo.kubectl import Kubectl, Object
 from demo.platform import Platform
 from demo.snapshot import Snapshot, snapshot_of
+from tests.ray_params import LITTLE_HEAD, LITTLE_RAY
 
 NAMESPACE = "trainsync-e2e"
 # The chart names its objects after the release if the release's name contains the chart's.
@@ -22,10 +23,6 @@ WORKLOAD = Path(__file__).with_name("workload.py")
 TWO_CLUSTERS = Path(__file__).with_name("two_clusters_workload.py")
 _WORKLOAD_DIRECTORY = "/opt/trainsync-e2e"
 RAY_VERSION = "2.60.0"
-# Ray's minimum of memory; the default is a third of the node. Nothing here asks for a worker's log
-# at its driver, or for Ray's autoscaler. (KubeRay drops a parameter that is "false".)
-_LITTLE_RAY = {"object-store-memory": "100000000", "include-log-monitor": "no"}
-_LITTLE_HEAD = {**_LITTLE_RAY, "no-monitor": "true"}
 _REQUESTS = {"requests": {"cpu": "50m", "memory": "128Mi"}}
 
 
@@ -158,13 +155,13 @@ def training_run(
         "name": "main",
         "rayVersion": RAY_VERSION,
         "entrypoint": entrypoint,
-        "head": {"rayStartParams": _LITTLE_HEAD, "template": template(True)},
+        "head": {"rayStartParams": LITTLE_HEAD, "template": template(True)},
         "groups": [
             {
                 "name": role.lower(),
                 "role": role,
                 "replicas": replicas,
-                "rayStartParams": _LITTLE_RAY,
+                "rayStartParams": LITTLE_RAY,
                 "template": template(False),
             }
             for role, replicas in groups.items()

@@ -1,17 +1,21 @@
 """Helpers for tests of shards in memory: a run, its place in memory, and what lies there."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
+from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.memory import reuse
 from trainsync.checkpoint.memory.kept import KeptShards
 from trainsync.checkpoint.memory.place import KeptName, MemoryPlace
 from trainsync.checkpoint.memory.shared import SharedVolume
 from trainsync.storage import digest
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.saves.receipts import Participant
+from trainsync.storage.saves.manifest import Manifest
+from trainsync.storage.saves.receipts import FileEntry, Participant
 
 INCARNATION = "0123456789abcdef"
 MODEL = Participant("model", 0)
@@ -63,6 +67,20 @@ class Keeping:
 
     def sealed(self) -> list[int]:
         return sorted(kept.step for kept in self.names() if kept.digest is not None)
+
+
+def manifest_of(files: Mapping[str, bytes], *participants: Participant) -> Manifest:
+    """Of step 5."""
+    return Manifest(
+        kind=SaveKind.CHECKPOINT,
+        step=5,
+        attempt=0,
+        incarnation=INCARNATION,
+        run_uid="uid",
+        created_at=datetime.now(UTC),
+        participants=participants,
+        files=tuple(FileEntry(path, len(data), digest_of(data)) for path, data in files.items()),
+    )
 
 
 def digest_of(data: bytes) -> str:

@@ -3,18 +3,16 @@
 import os
 import pickle
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import CorruptCheckpointError
+from trainsync.checkpoint.load.account import LoadedBytes
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.memory.lookup import Sources
-from trainsync.storage.saves.manifest import Manifest
-from trainsync.storage.saves.receipts import FileEntry, Participant
+from trainsync.storage.saves.receipts import Participant
 
-from tests.unit.checkpoint.memory.keeping import INCARNATION, MODEL, Keeping, digest_of
+from tests.unit.checkpoint.memory.keeping import MODEL, Keeping, manifest_of
 
 PATH = "actor/model_world_size_1_rank_0.pt"
 DATA = b"shard" * 1_000_000
@@ -27,17 +25,7 @@ def keeping(tmp_path: Path) -> Keeping:
 
 @pytest.fixture
 def resume(keeping: Keeping) -> Resume:
-    entry = FileEntry(PATH, len(DATA), digest_of(DATA))
-    manifest = Manifest(
-        kind=SaveKind.CHECKPOINT,
-        step=5,
-        attempt=0,
-        incarnation=INCARNATION,
-        run_uid="uid",
-        created_at=datetime.now(UTC),
-        participants=(MODEL,),
-        files=(entry,),
-    )
+    manifest = manifest_of({PATH: DATA}, MODEL)
     return Resume(5, keeping.run.step(5), manifest, memory=keeping.place)
 
 
@@ -51,7 +39,7 @@ def test_a_whole_file_is_read_from_memory(keeping: Keeping, resume: Resume) -> N
     with Sources(resume) as sources:
         assert sources.in_memory(PATH)
         assert sources.path(PATH).read_bytes() == DATA
-        assert sources.bytes([PATH]) == (len(DATA), 0)
+        assert sources.bytes([PATH]) == LoadedBytes(len(DATA), 0)
 
 
 def test_another_process_finds_it_by_the_resume_that_it_is_sent(
@@ -135,7 +123,7 @@ def test_anything_else_is_read_from_the_volume_and_logged(
     damage(kept_file(keeping))
     with Sources(resume) as sources:
         assert sources.path(PATH) == resume.path / PATH
-        assert sources.bytes([PATH]) == (0, len(DATA))
+        assert sources.bytes([PATH]) == LoadedBytes(0, len(DATA))
     assert f"{PATH} is not read from memory" in caplog.text
     assert why in caplog.text
 

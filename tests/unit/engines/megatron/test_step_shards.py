@@ -3,14 +3,12 @@
 import dataclasses
 import io
 import shutil
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
 from trainsync.checkpoint.load.account import LoadedBytes
 from trainsync.checkpoint.load.reshard.shard_files import Component
@@ -18,10 +16,9 @@ from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.megatron_shards import Box, MegatronShards, pack, require
 from trainsync.checkpoint.memory.lookup import Sources
 from trainsync.engines.megatron.step_shards import StepShards
-from trainsync.storage.saves.manifest import Manifest
-from trainsync.storage.saves.receipts import FileEntry, Participant
+from trainsync.storage.saves.receipts import Participant
 
-from tests.unit.checkpoint.memory.keeping import INCARNATION, Keeping, digest_of
+from tests.unit.checkpoint.memory.keeping import Keeping, manifest_of
 
 COMPONENT = Component("model", "actor", 2, frozenset({0, 1}))
 PATHS = [COMPONENT.path(rank) for rank in (0, 1)]
@@ -43,18 +40,9 @@ def keeping(tmp_path: Path) -> Keeping:
 
 @pytest.fixture
 def resume(keeping: Keeping) -> Resume:
-    manifest = Manifest(
-        kind=SaveKind.CHECKPOINT,
-        step=5,
-        attempt=0,
-        incarnation=INCARNATION,
-        run_uid="uid",
-        created_at=datetime.now(UTC),
-        participants=tuple(Participant("model", rank) for rank in (0, 1)),
-        files=tuple(
-            FileEntry(PATHS[rank], len(shard(rank)), digest_of(shard(rank))) for rank in (0, 1)
-        ),
-    )
+    ranks = (0, 1)
+    files = {PATHS[rank]: shard(rank) for rank in ranks}
+    manifest = manifest_of(files, *(Participant("model", rank) for rank in ranks))
     return Resume(5, keeping.run.step(5), manifest, memory=keeping.place)
 
 
@@ -99,7 +87,7 @@ def test_where_a_ranks_own_file_is_enough_no_other_one_is_opened(
     with Sources(resume) as sources:
         found, paths = opened(resume, sources, 0, 2)
         assert paths == {PATHS[0]}
-        assert sources.bytes(paths) == (len(shard(0)), 0)
+        assert sources.bytes(paths) == LoadedBytes(len(shard(0)), 0)
     assert torch.equal(found, ROWS[:2])
 
 
@@ -111,7 +99,7 @@ def test_what_others_have_is_read_from_memory_and_from_the_volume(
     with Sources(resume) as sources:
         found, paths = opened(resume, sources, 1, 2)
         assert paths == set(PATHS)
-        assert sources.bytes(paths) == (len(shard(0)), len(shard(1)))
+        assert sources.bytes(paths) == LoadedBytes(len(shard(0)), len(shard(1)))
     assert torch.equal(found, ROWS[1:3])
 
 
@@ -139,7 +127,7 @@ def test_a_file_in_memory_that_says_something_else_is_as_if_it_were_not_there(
     with Sources(resume) as sources:
         found, paths = opened(resume, sources, 0, 4)
         assert paths == set(PATHS)
-        assert sources.bytes(paths) == (0, len(shard(0)) + len(shard(1)))
+        assert sources.bytes(paths) == LoadedBytes(0, len(shard(0)) + len(shard(1)))
     assert torch.equal(found, ROWS)
 
 
@@ -148,7 +136,7 @@ def test_a_wrong_number_in_memory_is_read_from_the_volume(keeping: Keeping, resu
     put(resume, 0)
     with Sources(resume) as sources:
         found, paths = opened(resume, sources, 0, 2)
-        assert sources.bytes(paths) == (0, len(shard(0)))
+        assert sources.bytes(paths) == LoadedBytes(0, len(shard(0)))
     assert torch.equal(found, ROWS[:2])
 
 
@@ -188,7 +176,7 @@ def test_a_good_file_beside_a_bad_one_of_the_same_name_is_read(
     replace(bad, ROWS[:1].numpy().tobytes(), b"\xff" * 8)
     with Sources(dataclasses.replace(resume, memory=place)) as sources:
         found, paths = opened(resume, sources, 0, 2)
-        assert sources.bytes(paths) == (len(shard(0)), 0)
+        assert sources.bytes(paths) == LoadedBytes(len(shard(0)), 0)
     assert torch.equal(found, ROWS[:2])
 
 
@@ -201,7 +189,7 @@ def test_of_what_was_fetched_only_what_is_read_counts(
     with Sources(resume) as sources:
         sources.find([PATHS[0]])
         keep(keeping, 0)  # now a neighbour has sent it
-        sources.find_again([PATHS[0]])
+        sources.find_again([PATHS[0]], [PATHS[0]])
         ranks: Any = SimpleNamespace(rank=0, world_size=2, do=lambda _, work: [work()])
         step = StepShards(resume, sources, ranks)
 

@@ -109,7 +109,7 @@ def load_sharded(
     ranks = open_agreement("load", timeout, LoadFailedError, LoadPeerLostError)
     with StepFiles(resume) as files:
         load = _RankLoad(resume, subdir, ranks, files)
-        load.fetched = bring(resume, load.own_paths, files.memory, ranks, timeout / 4)
+        bring(resume, load.own_paths, files.memory, ranks, timeout / 4)
 
         def plan() -> str:
             live = LiveState(
@@ -151,7 +151,6 @@ class _RankLoad:
         self._parts: list[ModelLoad | OptimizerLoad] = []
         self._state: StateLoad
         self._world_size = 0
-        self.fetched = 0  # bytes, from other ranks' memory
 
     @property
     def paths(self) -> set[str]:
@@ -224,10 +223,10 @@ class _RankLoad:
     @property
     def bytes(self) -> LoadedBytes:
         """What this rank has read so far."""
-        return LoadedBytes(*self._files.bytes(self.paths), self.fetched)
+        return self._files.bytes(self.paths)
 
     def result(self, with_optimizer: bool) -> Loaded:
-        state = self._state
+        state, read = self._state, self.bytes
         restored = ["model", *(["optimizer"] if with_optimizer else []), *state.restored]
         not_restored = dict(state.not_restored)
         if not with_optimizer and self._component("optim") is not None:
@@ -238,8 +237,9 @@ class _RankLoad:
             tuple(restored),
             not_restored,
             state.extra,
-            *self._files.bytes(self.paths),
-            self.fetched,
+            read.memory,
+            read.volume,
+            read.neighbour,
         )
 
     def _find_own(self) -> None:

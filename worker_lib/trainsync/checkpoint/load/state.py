@@ -55,7 +55,7 @@ class StateLoad:
             self._refuse_without()
             return
         component.home(rank, world_size)  # raises when a file is missing
-        self._own = component.world_size == world_size and rank in component.ranks
+        self._own = component.is_saved_by(rank, world_size)
         self._path = component.path(rank if self._own else 0)
         self.paths.add(self._path)
         if not self._own and live.dataloader is not None:

@@ -2,11 +2,13 @@
 run's volume or store."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
+from trainsync.checkpoint.load.account import LoadedBytes
 from trainsync.checkpoint.load.reshard.files import MappedShards, Pair, ShardFiles
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.load.stored_shards import StoredShards
@@ -54,11 +56,10 @@ class StepFiles:
         self.memory.find(paths := set(paths))
         return {path for path in paths if not self.memory.in_memory(path)}
 
-    def bytes(self, paths: Iterable[str]) -> tuple[int, int]:
-        """How many bytes of these files are read from memory, and from the volume; or, of all
-        files, from the store so far."""
-        memory, rest = self.memory.bytes(paths)
-        return memory, rest if self._stored is None else self._stored.fetched
+    def bytes(self, paths: Iterable[str]) -> LoadedBytes:
+        """Where the bytes of these files are read; of a store, what of all files came so far."""
+        read = self.memory.bytes(paths)
+        return read if self._stored is None else replace(read, volume=self._stored.fetched)
 
     def is_mapped(self, path: str) -> bool:
         """See `ShardFiles`."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from trainsync.checkpoint.load.account import LoadedBytes
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.memory.place import MemoryPlace
 from trainsync.checkpoint.memory.reuse import open_whole
@@ -68,13 +69,14 @@ class Sources:
             )
             self._opened.update(zip(new, found, strict=True))
 
-    def find_again(self, paths: Iterable[str]) -> None:
-        """Look once more for those that were not there, after they were fetched."""
+    def find_again(self, paths: Iterable[str], fetched: Iterable[str]) -> None:
+        """Look once more for those that were not there; ``fetched`` have come since from other
+        pods' memory."""
         again = {path for path in paths if self._opened.get(path, 0) is None}
         for path in again:
             del self._opened[path]
         self.find(again)
-        self._fetched.update(path for path in again if self.in_memory(path))
+        self._fetched.update(path for path in fetched if self.in_memory(path))
 
     def in_memory(self, path: str) -> bool:
         """Whether the file was found in memory: it is as the manifest says, to the last bit."""
@@ -108,20 +110,16 @@ class Sources:
         """Whether one of these files lies in memory, and its bytes were not compared yet."""
         return not self._glanced.keys().isdisjoint(paths)
 
-    def bytes(self, paths: Iterable[str]) -> tuple[int, int]:
-        """How many bytes of these files are read from memory, and from elsewhere."""
-        memory = rest = 0
+    def bytes(self, paths: Iterable[str]) -> LoadedBytes:
+        """Where the bytes of these files are read."""
+        read = LoadedBytes()
         for path in paths:
             size = self._resume.entry(path).bytes
             if self.in_memory(path):
-                memory += size
+                read += LoadedBytes(memory=size, neighbour=size if path in self._fetched else 0)
             else:
-                rest += size
-        return memory, rest
-
-    def fetched_bytes(self, paths: Iterable[str]) -> int:
-        """How many bytes of these files came from another pod's memory."""
-        return sum(self._resume.entry(path).bytes for path in self._fetched.intersection(paths))
+                read += LoadedBytes(volume=size)
+        return read
 
 
 def _open(place: MemoryPlace, entry: FileEntry, glanced: int | None = None) -> int | None:

@@ -137,7 +137,7 @@ class CommittedStep:
         return [
             found.path(rank)
             for found in components
-            if found is not None and found.world_size == world_size and rank in found.ranks
+            if found is not None and found.is_saved_by(rank, world_size)
         ]
 
 

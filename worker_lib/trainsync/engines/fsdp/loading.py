@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import LoadFailedError, LoadPeerLostError
-from trainsync.checkpoint.load.account import LoadedBytes, report
+from trainsync.checkpoint.load.account import report
 from trainsync.checkpoint.load.loading import load_sharded
 from trainsync.checkpoint.load.step_files import StepFiles
 from trainsync.checkpoint.memory.neighbour.fetching import bring
@@ -87,9 +87,9 @@ class PartsLoader:
         own = partial(source.own_paths, names, coordinator.rank, coordinator.world_size)
         with StepFiles(resume) as files:
             ranks = open_agreement("load", _LOAD_SECONDS, LoadFailedError, LoadPeerLostError)
-            fetched = bring(resume, own, files.memory, ranks, _LOAD_SECONDS / 4)
+            bring(resume, own, files.memory, ranks, _LOAD_SECONDS / 4)
             self._load_parts(partial(source.read_from, files), names, doing)
-            read = LoadedBytes(*files.bytes(own()), fetched)
+            read = files.bytes(own())
         everyone = on_all_ranks(lambda: read, doing)
         if coordinator.rank == 0:
             logger.info(

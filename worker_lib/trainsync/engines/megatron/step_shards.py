@@ -45,7 +45,7 @@ class StepShards:
         own = [
             found.path(ranks.rank)
             for found in components
-            if found.world_size == ranks.world_size and ranks.rank in found.ranks
+            if found.is_saved_by(ranks.rank, ranks.world_size)
         ]
         bring(self.resume, lambda: own, self.memory, ranks, seconds)
 
@@ -65,7 +65,7 @@ class StepShards:
             What ``needed`` raises.
         """
         ranks = self.ranks
-        if component.world_size == ranks.world_size and ranks.rank in component.ranks:
+        if component.is_saved_by(ranks.rank, ranks.world_size):
             with suppress(CheckpointError):  # in the layout that saved it mostly is enough
                 return self._open(component, {ranks.rank}, needed)
         return self._open(component, component.ranks, needed)
@@ -110,8 +110,7 @@ class StepShards:
 
         def unchecked() -> str:
             paths = plan()
-            fetched = self.memory.fetched_bytes(paths)
-            read.append(LoadedBytes(*self.memory.bytes(paths), fetched))
+            read.append(self.memory.bytes(paths))
             rest = sorted(path for path in paths if not self.memory.in_memory(path))
             return json.dumps([socket.gethostname(), rest])
 

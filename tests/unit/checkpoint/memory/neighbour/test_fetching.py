@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -11,7 +10,6 @@ from typing import TypeVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.memory.kept import KeptShards
 from trainsync.checkpoint.memory.lookup import Sources
@@ -20,13 +18,13 @@ from trainsync.checkpoint.memory.place import MemoryPlace
 from trainsync.checkpoint.memory.shared import SharedVolume
 from trainsync.dist.agreement import Agreement
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.saves.manifest import Manifest
-from trainsync.storage.saves.receipts import FileEntry, Participant
+from trainsync.storage.saves.receipts import Participant
 
-from tests.unit.checkpoint.memory.keeping import INCARNATION, digest_of
+from tests.unit.checkpoint.memory.keeping import INCARNATION, digest_of, manifest_of
 
 PATHS = ["actor/model_world_size_2_rank_0.pt", "actor/model_world_size_2_rank_1.pt"]
 DATA = [b"first" * 300_000, b"other" * 400_000]
+PARTICIPANTS = (Participant("model", 0), Participant("model", 1))
 ResultT = TypeVar("ResultT")
 
 
@@ -58,23 +56,6 @@ class Store:
             return self._values.pop(key, None) is not None
 
 
-def manifest_of(paths: Sequence[str], files: Sequence[bytes]) -> Manifest:
-    """Of step 5, saved by two ranks."""
-    return Manifest(
-        kind=SaveKind.CHECKPOINT,
-        step=5,
-        attempt=0,
-        incarnation=INCARNATION,
-        run_uid="uid",
-        created_at=datetime.now(UTC),
-        participants=(Participant("model", 0), Participant("model", 1)),
-        files=tuple(
-            FileEntry(path, len(data), digest_of(data))
-            for path, data in zip(paths, files, strict=True)
-        ),
-    )
-
-
 class Rank:
     """A rank in a pod of its own, which needs the file of its number."""
 
@@ -102,15 +83,15 @@ class Rank:
         self, store: Store, own: Sequence[str], seconds: float = 60.0, world_size: int = 2
     ) -> tuple[int, list[bytes | None]]:
         """Bytes that were brought, and what this rank then reads from memory."""
-        manifest = manifest_of(PATHS, DATA)
+        manifest = manifest_of(dict(zip(PATHS, DATA, strict=True)), *PARTICIPANTS)
         resume = Resume(5, self.run.step(5), manifest, memory=self.place)
         ranks = Agreement(store, self.rank, world_size, 60)
         with Sources(resume) as sources:
-            fetched = bring(resume, lambda: own, sources, ranks, seconds)
+            bring(resume, lambda: own, sources, ranks, seconds)
             found = [
                 sources.path(path).read_bytes() if sources.in_memory(path) else None for path in own
             ]
-        return fetched, found
+            return sources.bytes(own).neighbour, found
 
 
 def together(calls: list[Callable[[], ResultT]]) -> list[ResultT]:

@@ -32,6 +32,10 @@ class Component:
         """Path of a rank's file, relative to the step's directory."""
         return f"{self.subdir}/{shard_file_name(self.name, rank, self.world_size)}"
 
+    def is_saved_by(self, rank: int, world_size: int) -> bool:
+        """Whether the rank of this number saved a file, as one of as many ranks."""
+        return self.world_size == world_size and rank in self.ranks
+
     @property
     def one_for_all(self) -> bool:
         """Whether rank 0 alone saved it: all ranks then load rank 0's."""

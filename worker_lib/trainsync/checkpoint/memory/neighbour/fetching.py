@@ -4,10 +4,11 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Final
 
@@ -82,7 +83,7 @@ def bring(
     sources: Sources,
     ranks: Agreement,
     seconds: float,
-) -> int:
+) -> None:
     """Bring what this rank lacks from other ranks' memory into its own; all ranks call it alike.
 
     A file that no rank gives whole is loaded from the volume, or the store.
@@ -90,9 +91,6 @@ def bring(
     Args:
         own: the paths of the files that this rank needs, relative to the step's directory.
         seconds: that fetching may take; the rest is loaded from there, too.
-
-    Returns:
-        Bytes that were brought.
 
     Raises:
         What ``own`` raises. PeerError, PeerLostError: see `Agreement.do`.
@@ -102,10 +100,9 @@ def bring(
         answers = ranks.do("looking into memory", lambda: fetch.look(own, stack).to_json())
         holders = [Holder.parse(answer) for answer in answers]
         # All ranks see the same answers, and so come to the same end.
-        if not any(one.lacks for one in holders) or not any(one.files for one in holders):
-            return 0
-        ranks.do("fetching from the memory of other ranks", lambda: fetch.fetch(holders, seconds))
-        return fetch.fetched
+        if any(one.lacks for one in holders) and any(one.files for one in holders):
+            doing = "fetching from the memory of other ranks"
+            ranks.do(doing, lambda: fetch.fetch(holders, seconds))
 
 
 def _pod(place: MemoryPlace) -> str | None:
@@ -131,7 +128,6 @@ class _Fetch:
         self._missing: list[str] = []
         self._key = b""
         self._shared: Shared | None = None  # of a rank that has looked
-        self.fetched = 0
 
     def look(self, own: Callable[[], Iterable[str]], stack: ExitStack) -> Holder:
         """What lies in this pod's memory, and whether this rank lacks a file.
@@ -186,7 +182,7 @@ class _Fetch:
             needed=self._resume.step,
         )
 
-        def fetch_one(path: str) -> int:
+        def fetch_one(path: str) -> bool:
             entry = self._resume.entry(path)
             addresses = choose(holders, numbers[path], self._rank)
             for address in addresses[:_MOST_TRIED]:
@@ -194,19 +190,14 @@ class _Fetch:
                     break
                 try:
                     self._get(shards, entry, address, until)
-                    return entry.bytes
+                    return True
                 except NeighbourError as error:
                     logger.warning("%s is not fetched from %s:%d: %s", path, *address, error)
-            return 0
+            return False
 
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="trainsync-fetch") as pool:
-            sizes: Mapping[str, int] = dict(
-                zip(self._missing, pool.map(fetch_one, self._missing), strict=True)
-            )
-        self._sources.find_again(self._missing)
-        self.fetched = sum(
-            size for path, size in sizes.items() if size and self._sources.in_memory(path)
-        )
+            came = list(pool.map(fetch_one, self._missing))
+        self._sources.find_again(self._missing, compress(self._missing, came))
         return ""
 
     def _get(
