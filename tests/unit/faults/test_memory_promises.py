@@ -16,10 +16,10 @@ from tests.faults.memory import promises
 from tests.faults.memory.promises import Pod, Report, Tier
 from tests.faults.memory.rank import killing_in_round
 from tests.faults.processes import BrokenError
-from tests.unit.checkpoint.memory.keeping import Keeping, digest_of
-from tests.unit.checkpoint.memory.neighbour.test_fetching import DATA, PATHS, manifest_of
+from tests.unit.checkpoint.memory.keeping import Keeping, digest_of, manifest_of
+from tests.unit.checkpoint.memory.neighbour.test_fetching import DATA, PATHS
 
-SAVED = manifest_of(PATHS, DATA)
+SAVED = manifest_of(dict(zip(PATHS, DATA, strict=True)))
 SIZES = [len(data) for data in DATA]
 FULL = Pod(frozenset(digest_of(data) for data in DATA))
 EMPTY = Pod(frozenset())
