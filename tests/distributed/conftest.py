@@ -1,6 +1,7 @@
 """Fixtures of the tests with Ray."""
 
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,25 +47,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ray_address() -> Iterator[str]:
-    """A small Ray of the module, which ranks join."""
-    import ray
+    """The address of a small Ray of all modules that this process runs.
 
-    context = ray.init(
-        address="local",
-        num_cpus=1,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=80 << 20,
-    )
-    yield context.address_info["gcs_address"]
-    ray.shutdown()
+    Each job has a namespace of its own, and its actors end with it. Workers find modules where this
+    process does.
+    """
+    import ray
+    from ray.cluster_utils import Cluster
+
+    resources = {"num_cpus": 4, "object_store_memory": 200 << 20}
+    with pytest.MonkeyPatch.context() as patch:
+        # It writes the address where every `ray.init()` of this machine looks for one.
+        patch.setattr(ray._private.utils, "write_ray_address", lambda *_: None)
+        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+        cluster = Cluster(True, head_node_args={**resources, "include_dashboard": False})
+    yield cluster.address
+    cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
-def ray_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A small Ray of the module, whose workers get the module's functions by value.
+def ray_cluster(request: pytest.FixtureRequest, ray_address: str) -> Iterator[None]:
+    """This process is a driver of a small Ray, whose workers get the module's functions by value.
 
     The workers are forked, see `tests.distributed.forked_workers`.
     """
@@ -75,14 +80,7 @@ def ray_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
         "py_executable": forking_python(),
     }
     ray.cloudpickle.register_pickle_by_value(request.module)
-    ray.init(
-        address="local",
-        num_cpus=4,
-        object_store_memory=200 << 20,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env=runtime_env,
-    )
+    ray.init(address=ray_address, log_to_driver=False, runtime_env=runtime_env)
     yield
     ray.shutdown()
     ray.cloudpickle.unregister_pickle_by_value(request.module)

@@ -1,7 +1,7 @@
 """Ranks of the example are killed, for real, and their run goes on in the same attempt and job."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from trainsync.storage.saves.claims import LOCAL_UID, read_claims
 from trainsync.storage.saves.incarnations import generation
 
 from tests.distributed.restarts import pauses
-from tests.distributed.tiny_run import CONFIG, Run, shared_ray
+from tests.distributed.tiny_run import CONFIG, Run
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 
@@ -33,12 +33,6 @@ KILLS = (
     "load-14.0",
     f"finish-{STEPS}.1",
 )
-
-
-@pytest.fixture(scope="module")
-def ray_address() -> Iterator[str]:
-    with shared_ray() as address:
-        yield address
 
 
 @pytest.fixture(scope="module")

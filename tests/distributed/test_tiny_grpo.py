@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -22,17 +21,11 @@ from trainsync.storage.saves.manifest import check_manifest, read_manifest
 
 from tests.distributed.forked import preload
 from tests.distributed.ranks import run_ranks, values_of
-from tests.distributed.tiny_run import CONFIG, DEADLINE, INTERVAL, Run, shared_ray, wait_until
+from tests.distributed.tiny_run import CONFIG, DEADLINE, INTERVAL, Run, wait_until
 
 preload("transformers.models.qwen2.modeling_qwen2")
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(scope="module")
-def ray_address() -> Iterator[str]:
-    with shared_ray() as address:
-        yield address
 
 
 @pytest.fixture(scope="module")
