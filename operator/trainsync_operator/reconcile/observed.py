@@ -59,6 +59,8 @@ class Job:
     # By Kueue, when the job was made.
     suspended: bool = False
     made_from: str | None = None
+    # When KubeRay saw that it had ended.
+    ended: datetime | None = None
 
     @property
     def finished(self) -> bool:
@@ -113,6 +115,7 @@ class Pod:
     held: bool = False
     waiting: bool = False
     gpus: int = 0
+    node: str | None = None
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,7 @@ def read_job(obj: Object, pods: Iterable[Object] = ()) -> Job:
         message=_job_message(obj, pods),
         suspended=bool((obj.get("spec") or {}).get("suspend")),
         made_from=objects.annotations(obj).get(names.ANNOTATION_MADE_FROM),
+        ended=objects.optional_time(status.get("endTime")),
     )
 
 
@@ -318,6 +322,7 @@ def read_pod(obj: Object) -> Pod:
         held=held,
         waiting=waiting,
         gpus=int(gpus_of_containers(obj.get("spec"))),
+        node=(obj.get("spec") or {}).get("nodeName"),
     )
 
 

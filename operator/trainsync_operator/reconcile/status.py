@@ -26,7 +26,7 @@ from trainsync.api.status import (
 
 from trainsync_operator.builders import raycluster
 from trainsync_operator.kube import objects
-from trainsync_operator.reconcile.decide import failures, startup, stopping
+from trainsync_operator.reconcile.decide import failures, hindsight, startup, stopping
 from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
 from trainsync_operator.reconcile.plan import is_queued, why_monitor_not_ready, why_not_ready
 from trainsync_operator.reconcile.run import Problem, Run, State
@@ -118,6 +118,12 @@ def _ready_and_progressing(
     if suspended is not None:
         return facts(False, False, "JobSuspended", _why_suspended(suspended))
     job = _trainer_job(run, state, observed)
+    if job is not None and job.phase is JobPhase.FAILED:
+        message = (
+            f"The job of attempt {state.attempt} failed, which ends the run unless Kubernetes tells"
+            f" of a lost node within {hindsight.MARKED_WITHIN.total_seconds():g} s. {job.message}"
+        )
+        return facts(False, False, "JobFailed", message)
     if job is None or job.phase is not JobPhase.RUNNING:
         said = f" ({job.status})" if job else ""
         return facts(

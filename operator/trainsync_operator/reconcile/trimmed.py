@@ -19,7 +19,7 @@ _CONDITION: Final = ("type", "status", "reason", "message")
 _STATUS: Final[dict[Kind, tuple[str, ...]]] = {
     DEPLOYMENT: ("observedGeneration", "readyReplicas", "updatedReplicas"),
     RAY_CLUSTER: ("observedGeneration", "head"),
-    RAY_JOB: ("jobStatus", "jobDeploymentStatus", "message"),
+    RAY_JOB: ("jobStatus", "jobDeploymentStatus", "message", "endTime"),
     SERVICE: (),
 }
 # Of a condition a time is read only where a head became ready.
@@ -57,7 +57,7 @@ def _pod(obj: Object) -> Object:
     containers = {key: _containers(spec, key) for key in ("initContainers", "containers")}
     return {
         "metadata": _only(_POD_METADATA, obj["metadata"]),
-        "spec": containers,
+        "spec": {**_only(("nodeName",), spec), **containers},
         "status": {**_only(("phase", "reason"), status), **lists, "conditions": conditions},
     }
 

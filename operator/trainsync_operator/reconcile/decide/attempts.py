@@ -317,7 +317,13 @@ def decide(
             if wait is not None:
                 return wait
         if ended is None:
-            return _restart(run, state, cause, now)
+            decision = _restart(run, state, cause, now)
+            until = hindsight.doubted_until(state, observed, cause, now)
+            if decision.transition is not Transition.FAIL or until is None:
+                return decision
+            of_node = replace(cause, failure_class=FailureClass.INFRASTRUCTURE)
+            ends = _restart(run, state, of_node, now).transition is Transition.FAIL
+            return decision if ends else Decision(state, due=(until,))
         if asked is not None and cause.counted:
             # Its queue has admitted it again before this was seen: what it lost is no failure.
             cause = replace(cause, reason=Reason.PREEMPTED, counted=False, hopeless=False)

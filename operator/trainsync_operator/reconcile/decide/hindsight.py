@@ -1,7 +1,7 @@
 """Puts a failure down to a node whose loss becomes known only after it; pure.
 
 Ray notices a silent node within half a minute and fails the job; Kubernetes marks the node later,
-when the next attempt has begun already.
+when the next attempt has begun already. A failure that would end the run waits for that mark.
 """
 
 from dataclasses import replace
@@ -12,12 +12,13 @@ from trainsync.api.failure_policy import FailureAction, FailureClass
 from trainsync.api.status import LONGEST_FAILURE, bounded
 
 from trainsync_operator.kube import objects
-from trainsync_operator.reconcile.decide.failures import BY_A_LOST_POD
-from trainsync_operator.reconcile.observed import NODE_NOT_READY, Observed
+from trainsync_operator.reconcile.decide.failures import BY_A_LOST_POD, Cause, Reason
+from trainsync_operator.reconcile.observed import NODE_NOT_READY, JobPhase, Observed
 from trainsync_operator.reconcile.run import Run, State
 
 # Kubernetes marks a silent node after 50 s; pods are evicted from it 30 s later.
 KNOWN_WITHIN: Final = timedelta(minutes=3)
+MARKED_WITHIN: Final = timedelta(seconds=60)
 _NODE_LOST: Final = (NODE_NOT_READY, "DeletionByTaintManager", "NodeLost")
 
 
@@ -50,3 +51,24 @@ def put_right(run: Run, state: State, observed: Observed, now: datetime) -> Stat
         infrastructure_restarts=state.infrastructure_restarts + 1,
         last_failure=failure.model_copy(update=changes),
     )
+
+
+def doubted_until(state: State, observed: Observed, cause: Cause, now: datetime) -> datetime | None:
+    """Until when a job's failure may turn out to be that of a lost node; None where it may not.
+
+    A job notices the loss of another node than its own alone, and a pod that has ended explains the
+    failure.
+    """
+    if cause.reason is not Reason.JOB_FAILED or cause.failure_class is not FailureClass.APPLICATION:
+        return None
+    ends = [
+        job.ended
+        for job in observed.jobs_of(state.attempt)
+        if job.phase is JobPhase.FAILED and job.ended is not None
+    ]
+    pods = observed.pods_of(state.cluster_attempt)
+    nodes = {pod.node for pod in pods if pod.node}
+    if not ends or len(nodes) < 2 or not all(pod.alive for pod in pods):
+        return None
+    until = max(ends) + MARKED_WITHIN
+    return until if now < until else None

@@ -9,12 +9,13 @@ from trainsync.api.failure_policy import FailureClass
 from trainsync_operator.metrics.metrics import Metrics
 from trainsync_operator.reconcile import status
 from trainsync_operator.reconcile.decide.attempts import Transition, decide
-from trainsync_operator.reconcile.observed import JobPhase, Observed
+from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
 from trainsync_operator.reconcile.run import Run, State
 
 from tests.unit.operator.support import START, healthy, job, make_run, pod, seconds, spec
 
 NOW = START + seconds(100)
+ENDED = NOW - seconds(2)
 KNOWN = NOW + seconds(40)
 RUN = make_run()
 
@@ -102,3 +103,63 @@ def test_the_counter_of_restarts_does_not_go_back() -> None:
         for name in ("", "infrastructure_")
     ]
     assert values == [1, 1]
+
+
+LAST = ruled(maxRestarts=0)
+FAILED = job(JobPhase.FAILED, ended=ENDED, message="An actor died.")
+RUNNING = State(begun=True, start_time=START, active_since=START)
+
+
+def spread(*jobs: Job, **changes: Any) -> Observed:
+    """Pods on two nodes."""
+    return healthy(
+        jobs or (FAILED,),
+        pods=(
+            pod("Head", 0, node="a"),
+            pod("Trainer", 0, node="a"),
+            pod("Trainer", 1, **{"node": "b", **changes}),
+        ),
+    )
+
+
+def test_a_failure_that_would_end_the_run_waits_until_a_lost_node_would_be_known() -> None:
+    decision = decide(LAST, RUNNING, spread(), NOW)
+    assert (decision.transition, decision.state) == (None, RUNNING)
+    (again,) = decision.due
+    assert decide(LAST, RUNNING, spread(), again - seconds(1)).transition is None
+    assert decide(LAST, RUNNING, spread(), again).transition is Transition.FAIL
+    conditions = status.build(LAST, RUNNING, spread(), NOW)["conditions"]
+    (ready,) = [each for each in conditions if each["type"] == "Ready"]
+    assert (ready["status"], ready["reason"]) == ("False", "JobFailed")
+    assert "unless Kubernetes tells of a lost node within 60 s. An actor died." in ready["message"]
+
+
+@pytest.mark.parametrize("rules", [[], [{"action": "Fail", "onClasses": ["Application"]}]])
+def test_the_run_that_waits_goes_on_when_the_node_is_lost(rules: list[dict[str, Any]]) -> None:
+    run = ruled(maxRestarts=0, rules=rules)
+    assert decide(run, RUNNING, spread(), NOW).transition is None
+    lost = spread(ready=False, disruption="NodeNotReady")
+    decision = decide(run, RUNNING, lost, NOW + seconds(50))
+    assert decision.transition is Transition.RESTART
+    assert (decision.state.restarts, decision.state.infrastructure_restarts) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("run", "observed"),
+    [
+        (LAST, spread(node="a")),
+        (LAST, spread(job(JobPhase.FAILED))),
+        (LAST, spread(job(JobPhase.STOPPED, ended=ENDED))),
+        (LAST, spread(job(JobPhase.INVALID, ended=ENDED))),
+        (LAST, spread(alive=False, ended="OOMKilled, exit code 137")),
+        (LAST, spread(alive=False)),
+        (ruled(maxRestarts=0, maxInfrastructureRestarts=0), spread()),
+        (ruled(rules=[{"action": "Fail", "onMessage": "actor died"}]), spread()),
+    ],
+    ids=[
+        "one node", "the job's end is unknown", "the job was stopped", "KubeRay refuses the job",
+        "out of memory", "a trainer pod is gone", "no restart is left", "a rule says so",
+    ],
+)  # fmt: skip
+def test_what_no_lost_node_can_explain_ends_the_run_at_once(run: Run, observed: Observed) -> None:
+    assert decide(run, RUNNING, observed, NOW).transition is Transition.FAIL
