@@ -48,6 +48,8 @@ OWNED_CONDITIONS: Final = (
 )
 PODS_FAILING: Final = "PodsFailing"
 """Reason of Ready while Ray pods end before there is a job."""
+JOB_FAILED: Final = "JobFailed"
+"""Reason of Ready while a failed job may turn out to be that of a lost node."""
 _DASHBOARD_PORT: Final = 8265
 _SUSPENDED: Final = (
     "spec.suspend is true. Set it to false to go on from the last checkpoint, on new RayClusters."
@@ -123,7 +125,7 @@ def _ready_and_progressing(
             f"The job of attempt {state.attempt} failed, which ends the run unless Kubernetes tells"
             f" of a lost node within {hindsight.MARKED_WITHIN.total_seconds():g} s. {job.message}"
         )
-        return facts(False, False, "JobFailed", message)
+        return facts(False, False, JOB_FAILED, message)
     if job is None or job.phase is not JobPhase.RUNNING:
         said = f" ({job.status})" if job else ""
         return facts(
@@ -188,7 +190,8 @@ def _phase(run: Run, state: State, observed: Observed) -> Phase:
     if state.stopping is not None:
         return Phase.SUSPENDING
     job = _trainer_job(run, state, observed)
-    if job is not None and job.phase is JobPhase.RUNNING and _reports(run, job):
+    runs = job is not None and job.phase in (JobPhase.RUNNING, JobPhase.FAILED)
+    if job is not None and runs and _reports(run, job):
         return Phase.RUNNING
     if state.restarts or state.infrastructure_restarts:
         return Phase.RESTARTING
@@ -251,6 +254,9 @@ def _problem_word(
         return None
     if any(job.suspended for job in observed.jobs_of(state.attempt)):
         return "JobSuspended"
+    job = _trainer_job(run, state, observed)
+    if job is not None and job.phase is JobPhase.FAILED:
+        return JOB_FAILED
     of_servers = servers.problem_word(run, observed)
     return startup.problem_word(run, state, observed) or of_servers
 

@@ -128,8 +128,10 @@ def test_a_failure_that_would_end_the_run_waits_until_a_lost_node_would_be_known
     (again,) = decision.due
     assert decide(LAST, RUNNING, spread(), again - seconds(1)).transition is None
     assert decide(LAST, RUNNING, spread(), again).transition is Transition.FAIL
-    conditions = status.build(LAST, RUNNING, spread(), NOW)["conditions"]
-    (ready,) = [each for each in conditions if each["type"] == "Ready"]
+    run = reporting("2026-01-01T00:01:00Z")
+    shown = status.build(run, RUNNING, spread(), NOW)
+    assert (shown["phase"], shown["problem"]) == ("Running", "JobFailed")
+    (ready,) = [each for each in shown["conditions"] if each["type"] == "Ready"]
     assert (ready["status"], ready["reason"]) == ("False", "JobFailed")
     assert "unless Kubernetes tells of a lost node within 60 s. An actor died." in ready["message"]
 
