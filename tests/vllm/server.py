@@ -100,7 +100,7 @@ def serve(
             [
                 vllm_environment() / "bin" / "vllm", "serve", model,
                 "--served-model-name", MODEL, "--port", str(port_of(bound)),
-                "--host", "127.0.0.1", "--enforce-eager", "--max-model-len", "4096",
+                "--host", "127.0.0.1", "--enforce-eager", "--max-model-len", "8192",
                 "--max-num-seqs", "8", "--dtype", "bfloat16",
                 "--weight-transfer-config", '{"backend": "trainsync"}', *options,
             ],

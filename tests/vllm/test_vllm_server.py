@@ -22,7 +22,7 @@ from tests.vllm.tiny_model import PROMPT, Reference, version_of
 
 Weights = dict[str, torch.Tensor]
 
-_LONGEST = 4000  # tokens: more than come during an update
+_LONGEST = 8000  # tokens: more than come during an update
 
 
 @pytest.fixture(scope="module")

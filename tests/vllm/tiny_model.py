@@ -28,7 +28,7 @@ _COMMON: Final[dict[str, Any]] = {
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
     "head_dim": 32,  # vLLM's attention on CPUs takes no smaller heads
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": 8192,
     "bos_token_id": 1,
     "eos_token_id": None,
     "initializer_range": _SPREAD,

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from trainsync.engines.errors import EngineUpdateError
 from trainsync.engines.inference.base import NamedTensors, refuse_awaitable
-from trainsync.weights.explorer.client import is_asynchronous
+from trainsync.weights.explorer.engine_calls import is_asynchronous
 from trainsync.weights.staging.area import StagingArea
 from trainsync.weights.staging.index import StagedReference
 from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY

@@ -11,7 +11,8 @@ from typing import Any, Final, TypeVar
 
 from trainsync.weights import threads
 from trainsync.weights.errors import WeightsTimeoutError
-from trainsync.weights.explorer.client import ExplorerClient, is_asynchronous, keeps
+from trainsync.weights.explorer.client import ExplorerClient
+from trainsync.weights.explorer.engine_calls import is_asynchronous, keeps
 from trainsync.weights.transports.base import LoadsWeights, Weights
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from trainsync.weights.errors import (
     WeightsLateError,
     WeightsReplacedError,
 )
-from trainsync.weights.explorer.client import give
+from trainsync.weights.explorer.engine_calls import give
 from trainsync.weights.transports.base import meta_of
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
