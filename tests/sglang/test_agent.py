@@ -22,9 +22,9 @@ from tests.ports import port_of, reserved_port
 from tests.sglang.conftest import Serves
 from tests.sglang.server import Server, serve
 from tests.unit.agent.runs import Run
-from tests.unit.monitor.fakes import eventually
 from tests.vllm.server import CALL_SECONDS, ROOT, START_SECONDS
 from tests.vllm.tiny_model import VOCABULARY, Reference, version_of
+from tests.waiting import eventually
 
 _KILLER = ROOT / "tests" / "vllm" / "killed_agent.py"
 _STOP_SECONDS = 60.0

@@ -13,7 +13,7 @@ from tests.store.processes.forked import run_killed
 from tests.store.processes.mirroring import mirror_of
 from tests.store.servers.server import Server, serving
 from tests.unit.cli.commands import document, findings
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 
 def steps(url: str) -> list[int]:

@@ -20,7 +20,6 @@ from trainsync.weights.staging.area import StagingArea
 
 from tests.ports import port_of, reserved_port
 from tests.unit.agent.runs import Run
-from tests.unit.monitor.fakes import eventually
 from tests.vllm.conftest import Serves
 from tests.vllm.server import (
     CALL_SECONDS,
@@ -32,6 +31,7 @@ from tests.vllm.server import (
     vllm_environment,
 )
 from tests.vllm.tiny_model import PROMPT, VOCABULARY, Reference, version_of
+from tests.waiting import eventually
 
 _KILLER = ROOT / "tests" / "vllm" / "killed_agent.py"
 _STOP_SECONDS = 60.0

@@ -29,8 +29,9 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.pointers import read_pointer
 
 from tests.bench.harness import Figure, spread
-from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
+from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer
 from tests.unit.monitor.saves import FIRST, STATE_DICT, request, write_all
+from tests.waiting import eventually
 
 COMMITS = 300
 WARM_UP = 20

@@ -27,8 +27,9 @@ from trainsync.monitor.client.http import HttpMonitorClient
 from trainsync.storage.saves import receipts
 
 from tests.bench.harness import Figure, spread
-from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
+from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, directory, receipt, request, stage
+from tests.waiting import eventually
 
 PARTICIPANTS = 1024
 ROUNDS = 5

@@ -13,7 +13,7 @@ from trainsync import failpoints
 
 from tests.distributed.checkpoint.resume_job import Job
 from tests.distributed.ranks import run_ranks, values_of
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
 

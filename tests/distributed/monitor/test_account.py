@@ -11,7 +11,8 @@ from trainsync import ExplorerClient, RunContext, Uploader
 from trainsync.api import env
 from trainsync.weights.pacing.loops import ExplorerPace
 
-from tests.unit.monitor.fakes import NAMESPACE, UID, FakeApi, RunningMonitor, Signer, eventually
+from tests.unit.monitor.fakes import NAMESPACE, UID, FakeApi, RunningMonitor, Signer
+from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.distributed,

@@ -15,8 +15,9 @@ from trainsync.monitor.client.http import HttpMonitorClient
 from trainsync.monitor.page import feed
 
 from tests.distributed.monitor.chromium import browser
-from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
+from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, request, write, write_all
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 

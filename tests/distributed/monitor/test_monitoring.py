@@ -12,7 +12,7 @@ from trainsync.storage.saves import receipts
 from monitoring.generated import rules_text
 from monitoring.prometheus import Server, Target, running
 from monitoring.rules import Pace
-from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
+from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer
 from tests.unit.monitor.saves import (
     CHECKPOINT,
     FIRST,
@@ -23,6 +23,7 @@ from tests.unit.monitor.saves import (
     write,
     write_all,
 )
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from trainsync.storage.saves.manifest import check_manifest, committed_steps, re
 from tests.distributed.forked import UNDER_VERL, preload
 from tests.distributed.verl.users import MONITOR, SECONDS, TRAINER, Process, acting, place, volume
 from tests.ports import port_of, reserved_port
+from tests.waiting import eventually
 
 pytest.importorskip("verl", reason="the extra `verl` is not installed")
 
@@ -328,14 +328,6 @@ def seen_by(verl_cpu: Any, trainer: Any, engines: dict[str, Any], batches: Any) 
     }
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    """Wait for the monitor's work after a commit, which the monitor reports first."""
-    deadline = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_verls_trainer_saves_actor_critic_and_its_data_in_one_commit_and_resumes_from_it(
     shared: Shared,
 ) -> None:
@@ -349,7 +341,7 @@ def test_verls_trainer_saves_actor_critic_and_its_data_in_one_commit_and_resumes
     paths = {entry.path for entry in committed.files}
     models = {f"{model}/model_world_size_1_rank_0.pt" for model in ("actor", "critic")}
     assert {"data.pt"} | models <= paths
-    eventually(lambda: shared.run.steps() == [LAST])  # retention takes the data, too
+    eventually(lambda: shared.run.steps() == [LAST], SECONDS)  # retention takes the data, too
     folders = [str(shared.directory / f"global_step_{step}") for step in (1, LAST)]
     assert (ended["told"], ended["directory"]) == (folders, str(shared.directory))
     assert not list((shared.directory / ".trainsync" / "trainer").iterdir())

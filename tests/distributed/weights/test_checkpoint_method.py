@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +29,7 @@ from trainsync.weights.transports.volume.fetcher import VolumeSource
 from tests.distributed.weights.synchronizer.actor_deaths import sigkill
 from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer
 from tests.unit.monitor.saves import FIRST, request, write_all
+from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.distributed,
@@ -103,7 +103,7 @@ class Run:
         return read
 
     def announced(self, step: int) -> None:
-        eventually(lambda: self.status().version >= step)
+        eventually(lambda: self.status().version >= step, 30)
 
     def shard(self, step: int) -> Path:
         (path,) = (self.root / f"global_step_{step}").rglob("*.pt")
@@ -129,13 +129,6 @@ def explorer(run: Run) -> Iterator[ExplorerClient]:
 def base(run: Run) -> int:
     """A step after any that an earlier test saved."""
     return run.status().version + 1
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "condition did not come true"
-        time.sleep(0.02)
 
 
 def damage(path: Path) -> None:
@@ -167,7 +160,7 @@ def test_an_explorer_of_another_process_serves_what_was_committed(run: Run, base
         taken = monitor.view().weights_taken.get("volume")
         return shown is not None and (shown.trainer_version, taken) == (base, before + 1001 * 4)
 
-    eventually(reported)
+    eventually(reported, 30)
     shown = monitor.view().weights
     assert shown is not None
     assert shown.method == "checkpoint"
@@ -181,7 +174,7 @@ def test_a_waiting_explorer_is_told_of_a_commit_and_a_stopped_trainer_ends_it(
     engine = Engine()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(explorer.update, engine, base - 1)
-        eventually(lambda: run.status().explorers["explorer-0"].status == "require_sync")
+        eventually(lambda: run.status().explorers["explorer-0"].status == "require_sync", 30)
         run.save(base)
         assert waiting.result(60) == base
         waiting = pool.submit(explorer.update, engine, base)
@@ -374,17 +367,17 @@ def relayed(synchronizer: Any) -> Iterator[Relayed]:
 def test_a_monitor_that_is_away_is_asked_again(relayed: Relayed) -> None:
     step, monitor, relay = relayed.base, relayed.monitor, relayed.relay
     monitor.give(MonitorUnavailableError("it restarts"), RuntimeError("a bug"), notice(step))
-    eventually(lambda: relayed.version() == step)
-    eventually(lambda: relay.announced == 1)
+    eventually(lambda: relayed.version() == step, 30)
+    eventually(lambda: relay.announced == 1, 30)
     assert (relay.failed, str(relay.last_error)) == (2, "a bug")
-    eventually(lambda: monitor.asked[-1] == (0, step))
+    eventually(lambda: monitor.asked[-1] == (0, step), 30)
 
 
 def test_what_can_never_be_announced_is_left_out(relayed: Relayed) -> None:
     step, relay = relayed.base, relayed.relay
     # The second is another version of that number; the third is the first one, said again.
     relayed.monitor.give(notice(step), notice(step, "sha256:1"), notice(step), notice(step + 1))
-    eventually(lambda: relay.announced == 3)
+    eventually(lambda: relay.announced == 3, 30)
     assert relayed.version() == step + 1
     assert relay.failed == 1
     assert f"version {step} is already published" in str(relay.last_error)
@@ -393,17 +386,17 @@ def test_what_can_never_be_announced_is_left_out(relayed: Relayed) -> None:
 def test_an_attempt_that_is_over_announces_nothing_any_more(relayed: Relayed) -> None:
     relay = relayed.relay
     relayed.monitor.give(FencedError("attempt 1 is claimed"), notice(relayed.base))
-    eventually(lambda: not relay.running)
+    eventually(lambda: not relay.running, 30)
     assert isinstance(relay.last_error, FencedError)
     assert relay.announced == 0
 
 
 def test_nothing_is_announced_after_close(relayed: Relayed) -> None:
     relay = relayed.relay
-    eventually(lambda: relayed.monitor.asked == [(-1, -1)])
+    eventually(lambda: relayed.monitor.asked == [(-1, -1)], 30)
     assert relay.close(5)
     relayed.monitor.give(notice(relayed.base))
-    eventually(lambda: not relay.running)
+    eventually(lambda: not relay.running, 30)
     assert relayed.version() == relayed.base - 1
 
 

@@ -22,7 +22,8 @@ from trainsync.weights.synchronizer.roster import STOPPED
 
 from tests.distributed.weights.synchronizer.actor_deaths import sigkill
 from tests.ports import port_of, reserved_port
-from tests.unit.monitor.fakes import NAMESPACE, UID, FakeApi, RunningMonitor, Signer, eventually
+from tests.unit.monitor.fakes import NAMESPACE, UID, FakeApi, RunningMonitor, Signer
+from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.distributed,

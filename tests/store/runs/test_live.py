@@ -29,7 +29,7 @@ from tests.store.conftest import Place
 from tests.store.processes.forked import run_killed
 from tests.store.servers.fault_proxy import Fault
 from tests.unit.cli.commands import document, findings
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 CHECKPOINT = SaveKind.CHECKPOINT
 PATH = "actor/model_world_size_{}_rank_{}.pt"

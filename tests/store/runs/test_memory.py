@@ -33,7 +33,7 @@ from tests.distributed.checkpoint.resume_job import Job
 from tests.distributed.ranks import run_ranks, values_of
 from tests.store.conftest import Place
 from tests.store.servers.fault_proxy import Fault
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 CHECKPOINT = SaveKind.CHECKPOINT
 LAST, SAVED = 8, 6

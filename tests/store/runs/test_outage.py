@@ -32,7 +32,7 @@ from tests.store.conftest import PROGRAM
 from tests.store.servers.fault_proxy import Fault, FaultProxy
 from tests.store.servers.server import ACCESS, REGION, SECRET, Server, serving
 from tests.unit.cli.commands import findings
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 CHECKPOINT = SaveKind.CHECKPOINT
 AWAY_SECONDS = 14.0

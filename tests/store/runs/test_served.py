@@ -30,9 +30,10 @@ from tests.ports import port_of, reserved_port
 from tests.store.conftest import FAST, PROGRAM, Place
 from tests.store.servers.server import ACCESS, REGION, SECRET, serving
 from tests.unit.cli.commands import document, findings
-from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
+from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer
 from tests.unit.monitor.saves import SECOND
 from tests.unit.monitor.server.clients import PATIENT, Clients
+from tests.waiting import eventually
 
 CHECKPOINT = SaveKind.CHECKPOINT
 SHARD = "actor/model_world_size_1_rank_0.pt"

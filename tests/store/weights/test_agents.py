@@ -40,7 +40,8 @@ from tests.unit.agent.fake_server import FakeServer
 from tests.unit.agent.test_process import _ready
 from tests.unit.agent.test_proving import proof_of
 from tests.unit.agent.test_rendezvous import answers
-from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
+from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(240)
 

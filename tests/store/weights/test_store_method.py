@@ -41,7 +41,7 @@ from tests.store.processes.store_trainer import ELEMENTS, model, train
 from tests.store.servers.fault_proxy import Fault
 from tests.store.servers.server import ACCESS, REGION, SECRET, Server
 from tests.store.weights import test_checkpoint_method as committing
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -16,7 +16,7 @@ from trainsync.storage.layout import RunDirectory
 
 from tests.unit.agent.fake_server import FakeServer
 from tests.unit.agent.runs import Run, Weights
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from trainsync.weights.staging.area import StagingArea
 from tests.unit.agent.conftest import Start, Watched, has
 from tests.unit.agent.fake_server import FakeServer
 from tests.unit.agent.runs import Run, weights_of
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 _UPDATES = 'trainsync_agent_updates_total{outcome="%s"}'
 

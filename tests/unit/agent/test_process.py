@@ -13,7 +13,7 @@ from tests.ports import port_of, reserved_port
 from tests.unit.agent.conftest import has
 from tests.unit.agent.fake_server import FakeServer
 from tests.unit.agent.runs import Run, weights_of
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 _SECONDS = 90.0
 

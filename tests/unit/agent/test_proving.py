@@ -11,7 +11,7 @@ from trainsync.weights.proof.record import Proof, Tolerance, make_proof
 from tests.unit.agent.conftest import Start, Watched, has
 from tests.unit.agent.fake_server import FakeServer, logprobs_of
 from tests.unit.agent.runs import Run, Weights, weights_of
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 _CANARIES = make_canaries(100, count=20, length=5)
 _ASK = "/v1/completions"

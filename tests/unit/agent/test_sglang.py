@@ -14,7 +14,7 @@ from tests.unit.agent.conftest import Start
 from tests.unit.agent.fake_server import logprobs_of
 from tests.unit.agent.runs import Run, Weights, weights_of
 from tests.unit.engines.servers.fake_sglang import FakeSGLang, Tensors
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 _CANARIES = make_canaries(100, count=20, length=5)
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64}

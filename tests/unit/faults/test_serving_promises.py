@@ -30,7 +30,7 @@ from tests.faults.serving.model import (
 from tests.faults.serving.promises import Times
 from tests.faults.serving.server import LOADING, START_TAG, Log, Server, read_log
 from tests.ports import port_of, reserved_port
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 ONE, TWO, AGAIN = (0, 1), (0, 2), (1, 2)
 BEGUN = (ONE, TWO, AGAIN)

@@ -7,7 +7,8 @@ import httpx
 import pytest
 from trainsync.monitor.page.feed import AGES, MaxAges
 
-from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
+from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="session")

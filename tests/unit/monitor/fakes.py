@@ -4,7 +4,6 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,11 @@ from trainsync.monitor.server.settings import MonitorServerSettings
 from trainsync.storage.objects.bucket import Bucket
 
 from tests.ports import port_of, reserved_port
+from tests.waiting import eventually
 
 UID = "11111111-2222-3333-4444-555555555555"
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 NAMESPACE = "training"
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait for ``condition``; fail at a timeout."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition never came true"
-        time.sleep(0.01)
 
 
 class Signer:

@@ -22,7 +22,7 @@ from trainsync.runtime.reporting import progress_report
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.claims import LOCAL_UID, read_claims
 
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 
 def local(directory: Path, **environ: str) -> RunContext:

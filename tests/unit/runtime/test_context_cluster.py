@@ -11,7 +11,7 @@ import pytest
 from trainsync.monitor.errors import ClaimRefusedError, FencedError
 from trainsync.runtime.context import RunContext
 
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 
 class Monitor:

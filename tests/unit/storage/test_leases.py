@@ -21,9 +21,9 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import HeldLease, LeaseBook, ReaderLease, reading
 from trainsync.storage.saves import manifest, retention
 
-from tests.unit.monitor.fakes import eventually
 from tests.unit.monitor.saves import CHECKPOINT, STATE_DICT
 from tests.unit.storage.test_commit_files import commit
+from tests.waiting import eventually
 
 
 class Times:

@@ -2,7 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+
+from trainsync.data.errors import DataMismatchError
+
+if TYPE_CHECKING:
+    from trainsync.checkpoint.load.resume import Resume
 
 DATA_CURSOR_FILE: Final = "data_cursor.json"
 
@@ -43,3 +48,33 @@ def data_cursor_file(cursor: HasState | Mapping[str, Any]) -> dict[str, bytes]:
             "mappings by strings"
         ) from error
     return {DATA_CURSOR_FILE: content.encode()}
+
+
+class LoadsState(Protocol):
+    """A cursor that goes on from its saved state."""
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Go on from ``state``."""
+        ...
+
+
+def restore_data_cursor(cursor: LoadsState, resume: "Resume | None", subdir: str) -> None:
+    """Let ``cursor`` go on from the checkpoint that is resumed from; None: it begins.
+
+    Args:
+        subdir: as given to the save.
+
+    Raises:
+        DataMismatchError: the checkpoint's cursor is of another dataset, or it has none.
+        CorruptCheckpointError: the file is missing, or differs from the manifest.
+    """
+    if resume is None:
+        return
+    state = resume.data_cursor(subdir)
+    if state is None:
+        raise DataMismatchError(
+            f"the checkpoint of step {resume.step} has no data cursor in {subdir!r}: it was "
+            "saved without data_cursor=. To go on with all items anew, make the cursor "
+            "yourself, such as a trainsync.DataCursor"
+        )
+    cursor.load_state_dict(state)

@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trainsync.api.protocol import LoadReport, ResumePoint
 from trainsync.api.status import ServerWeights
+from trainsync.checkpoint.data_cursor import restore_data_cursor
 from trainsync.checkpoint.load.resume import (
     Resume,
     open_resume,
@@ -31,6 +31,7 @@ from trainsync.runtime.closing import Closing, SaveEndings, close_all
 from trainsync.runtime.connection import MonitorConnection
 from trainsync.runtime.description import RunDescription
 from trainsync.runtime.errors import JoinError
+from trainsync.runtime.relays.synchronizer_access import SynchronizerAccess
 from trainsync.runtime.reporting import ProgressReports, progress_report
 from trainsync.runtime.restarts import (
     DEFAULT_MAX_RESTARTS,
@@ -47,9 +48,8 @@ from trainsync.runtime.trace_resource import trace_resource
 from trainsync.storage.hosting import Hosting
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.permissions import open_to_group
-from trainsync.storage.saves.incarnations import generation
 from trainsync.tracing import steps as tracing
-from trainsync.tracing.steps import StepTracer
+from trainsync.tracing.steps import LoopSpans, StepTracer
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from trainsync.checkpoint.save.part import WhenFull
     from trainsync.data.cursor import DataCursor
     from trainsync.data.places import BatchCursor
-    from trainsync.runtime.relays.synchronizer_host import SynchronizerHost
     from trainsync.weights.explorer.client import ExplorerClient
     from trainsync.weights.pacing.loops import ExplorerPace, TrainerPace
 
@@ -88,15 +87,12 @@ class RunContext(RunDescription):
         self._pace: TrainerPace | None = None
         self._keeps_batches = self._deals_items = False
         self._stops = StopRequests(settings, lambda: self.monitor)
-        self._synchronizer: SynchronizerHost | None = None
+        self._synchronizer = SynchronizerAccess(self.ray_namespace, claimed_here=claimed_here)
         self._endings = SaveEndings()
         self._resumed: Resume | None = None
         self._asked_resume = False
         self._hosting: Hosting | None = None
-        self._making = threading.Lock()  # guards the Synchronizer
-        self._tracer = StepTracer(self._incarnation)
-        self._step_began = time.time()  # of the step that is reported next
-        self._last_traced = -1
+        self._loop = LoopSpans(StepTracer(self._incarnation))
         tracing.start(trace_resource(settings))
 
     @classmethod
@@ -190,9 +186,7 @@ class RunContext(RunDescription):
         report = progress_report(step, total, metrics, known, seconds)
         self._progress.links = known
         self._progress.send(report, self.monitor)
-        if step > self._last_traced:  # the last step is reported again at the end
-            began, self._step_began, self._last_traced = self._step_began, time.time(), step
-            self._tracer.record(step, "rl.loop", began, key=())
+        self._loop.reported(step)
 
     def span(
         self, name: str, step: int, **attributes: str | bool | int | float
@@ -203,7 +197,7 @@ class RunContext(RunDescription):
         ``OTEL_EXPORTER_OTLP_ENDPOINT`` is set. The step's own span ends at `report`, and began at
         the report before.
         """
-        return self._tracer.span(step, name, attributes)
+        return self._loop.tracer.span(step, name, attributes)
 
     @property
     def reports(self) -> SenderStats:
@@ -328,13 +322,11 @@ class RunContext(RunDescription):
             self._stops.listener.close(_LEAST_SECONDS)
         self._connection.renew(self._settings, client)
         self._stops = StopRequests(self._settings, lambda: self.monitor)
-        self._tracer = StepTracer(self._incarnation)
+        self._loop = LoopSpans(StepTracer(self._incarnation))
         self._pace, self._asked_resume = None, False
         resume = self.resume_here()
-        with self._making:
-            if self._synchronizer is not None:
-                self._synchronizer.restart(self._settings, client, resume)
-        self._step_began, self._last_traced = time.time(), -1
+        self._synchronizer.restart(self._settings, client, resume)
+        self._loop.begin()
 
     def data_cursor(
         self,
@@ -364,9 +356,7 @@ class RunContext(RunDescription):
         self._deals_items = True
         self._check_prompts()
         cursor = DataCursor(length, epochs=epochs, shuffle=shuffle, seed=seed)
-        state = self._cursor_state(subdir)
-        if state is not None:
-            cursor.load_state_dict(state)
+        restore_data_cursor(cursor, self.resume_here(), subdir)
         return cursor
 
     def batch_cursor(
@@ -394,26 +384,8 @@ class RunContext(RunDescription):
         from trainsync.data.places import BatchCursor, BatchOrder
 
         cursor = BatchCursor(BatchOrder(length, batch_size, epochs, shuffle, seed))
-        state = self._cursor_state(subdir)
-        if state is not None:
-            cursor.load_state_dict(state)
+        restore_data_cursor(cursor, self.resume_here(), subdir)
         return cursor
-
-    def _cursor_state(self, subdir: str) -> Mapping[str, Any] | None:
-        """The saved cursor's state; None where nothing is resumed."""
-        from trainsync.data.errors import DataMismatchError
-
-        resume = self.resume_here()
-        if resume is None:
-            return None
-        state = resume.data_cursor(subdir)
-        if state is None:
-            raise DataMismatchError(
-                f"the checkpoint of step {resume.step} has no data cursor in {subdir!r}: it was "
-                "saved without data_cursor=. To go on with all items anew, make the cursor "
-                "yourself, such as a trainsync.DataCursor"
-            )
-        return state
 
     def _check_prompts(self) -> None:
         if self._keeps_batches and self._deals_items:
@@ -430,7 +402,7 @@ class RunContext(RunDescription):
     def _resume_from(self, point: ResumePoint | None) -> Resume | None:
         self._resumed = None if point is None else self._open(point)
         self._asked_resume = True
-        self._step_began = time.time()
+        self._loop.begin()
         return self._resumed
 
     def _open(self, point: ResumePoint) -> Resume:
@@ -547,30 +519,7 @@ class RunContext(RunDescription):
         Raises:
             WeightsUnavailableError: the claiming process has not made it within a minute.
         """
-        if self._settings.is_apart:
-            from trainsync.runtime.methods import remote_synchronizer
-
-            return remote_synchronizer(self.monitor)
-        import ray
-
-        from trainsync.runtime.relays.synchronizer_host import SynchronizerHost
-        from trainsync.weights.synchronizer.actor import Synchronizer
-        from trainsync.weights.synchronizer.handle import SynchronizerHandle
-
-        if not ray.is_initialized():
-            raise JoinError("the Synchronizer is a Ray actor: call ray.init() first")
-        if not self._claimed_here:
-            return SynchronizerHandle(
-                Synchronizer.get_actor(self.ray_namespace),
-                self.ray_namespace,
-                generation(self.incarnation),
-            )
-        with self._making:
-            if self._synchronizer is None:
-                self._synchronizer = SynchronizerHost(
-                    self._settings, self.ray_namespace, self.monitor, self.resume_here()
-                )
-            return self._synchronizer.handle
+        return self._synchronizer.handle(self._settings, lambda: self.monitor, self.resume_here)
 
     def explorer(
         self,
@@ -632,9 +581,9 @@ class RunContext(RunDescription):
             meanwhile,
             keep_batches=keep_batches,
             cursor=cursor,
-            tracer=self._tracer,
+            tracer=self._loop.tracer,
         )
-        self._step_began = time.time()
+        self._loop.begin()
         return pace
 
     def pace_explorer(
@@ -681,8 +630,7 @@ class RunContext(RunDescription):
         threads: list[tuple[Closing, str]] = [(self._progress, "the last report was not sent")]
         if self._stops.listener is not None:
             threads.append((self._stops.listener, "requests to save are still asked for"))
-        if self._synchronizer is not None:
-            threads += self._synchronizer.endings()
+        threads += self._synchronizer.endings()
         close_all(self.run, threads, deadline)
         self._connection.close()
         if self._hosting is not None:

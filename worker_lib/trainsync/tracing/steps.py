@@ -166,3 +166,26 @@ class StepTracer:
             _exporting.record(
                 self.incarnation, step, name, began, end, attributes or {}, key, under, error
             )
+
+
+class LoopSpans:
+    """The spans of a training loop's steps: each from the report of the step before to its own.
+
+    Attributes:
+        tracer: records them, and what lies under them.
+    """
+
+    def __init__(self, tracer: StepTracer) -> None:
+        self.tracer: Final = tracer
+        self._began = time.time()  # of the step that is reported next
+        self._last = -1
+
+    def begin(self) -> None:
+        """The step that is reported next begins now."""
+        self._began = time.time()
+
+    def reported(self, step: int) -> None:
+        """Record the step, which ends now, and begin the next one."""
+        if step > self._last:  # the last step is reported again at the end
+            began, self._began, self._last = self._began, time.time(), step
+            self.tracer.record(step, "rl.loop", began, key=())

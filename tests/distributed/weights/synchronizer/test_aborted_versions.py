@@ -26,8 +26,9 @@ from trainsync.weights.pacing.policy import SyncPolicy
 from trainsync.weights.synchronizer.actor import Synchronizer
 from trainsync.weights.versions import Announcement, Published
 
-from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
+from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer
 from tests.unit.monitor.saves import FIRST
+from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.distributed,

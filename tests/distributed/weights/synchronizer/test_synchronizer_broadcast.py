@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +28,7 @@ from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.versions import Announcement, Published
 
 from tests.distributed.weights.synchronizer.actor_deaths import sigkill
+from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.distributed,
@@ -189,13 +190,6 @@ def status(failover: SynchronizerFailover) -> SynchronizerStatus:
     return answer
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "condition did not come true"
-        time.sleep(0.05)
-
-
 def registered(failover: SynchronizerFailover, *names: str) -> bool:
     return set(names) <= set(status(failover).explorers)
 
@@ -211,9 +205,9 @@ def test_one_explorer_is_killed_and_the_synchronizer_too_and_the_other_gets_ever
     doomed = ray.remote(Explorer).options(num_cpus=0).remote(failover.handle, "doomed")
     pid = get(doomed.pid.remote())
     good = explorers.join("good")
-    eventually(lambda: trainer.ready(1) == ("doomed", "good"))
+    eventually(lambda: trainer.ready(1) == ("doomed", "good"), 60)
     assert trainer.publish(1).served == ("doomed", "good")
-    eventually(lambda: serves(failover, "good", 1) and serves(failover, "doomed", 1))
+    eventually(lambda: serves(failover, "good", 1) and serves(failover, "doomed", 1), 60)
 
     trainer.kill_at(pid, "bucket")
     report = trainer.publish(2)
@@ -221,7 +215,7 @@ def test_one_explorer_is_killed_and_the_synchronizer_too_and_the_other_gets_ever
     lost = status(failover).explorers["doomed"]
     assert lost.status == "lost"
     assert lost.cause is not None and lost.cause == report.lost["doomed"]
-    eventually(lambda: serves(failover, "good", 2))
+    eventually(lambda: serves(failover, "good", 2), 60)
     _, told = get(failover.handle.next_report.remote(0, 30))
     assert {cause for cause, count in told.losses.items() if count} == {"transfer"}
     assert {e.id: e.message for e in told.explorers} == {"good": None, "doomed": lost.cause}
@@ -230,14 +224,14 @@ def test_one_explorer_is_killed_and_the_synchronizer_too_and_the_other_gets_ever
     assert (told.taken["whole"], told.resends) == (3 * size, 1)
 
     sigkill(failover.handle)
-    eventually(lambda: failover.rebuilds == 1)
+    eventually(lambda: failover.rebuilds == 1, 60)
     assert status(failover).version == 2, "what was announced is not forgotten"
     with pytest.raises(StaleVersionError, match="version 2 is already published"):
         get(failover.handle.announce.remote(Announcement(Published.broadcast(2, "other", 1))))
     again = explorers.join("doomed")
-    eventually(lambda: trainer.ready(3) == ("doomed", "good"))
+    eventually(lambda: trainer.ready(3) == ("doomed", "good"), 60)
     assert trainer.publish(3).served == ("doomed", "good")
-    eventually(lambda: serves(failover, "good", 3) and serves(failover, "doomed", 3))
+    eventually(lambda: serves(failover, "good", 3) and serves(failover, "doomed", 3), 60)
     _, told = get(failover.handle.next_report.remote(0, 30))
     taken = {way: count for way, count in told.taken.items() if count}
     assert (taken, told.resends) == ({"whole": 5 * size}, 1), "a new actor goes on counting"
@@ -253,14 +247,14 @@ def test_an_explorer_that_joins_after_a_broadcast_is_not_waited_for_and_gets_the
     failover: SynchronizerFailover, trainer: Trainer, explorers: Explorers
 ) -> None:
     early = explorers.join("early")
-    eventually(lambda: trainer.ready(1) == ("early",))
+    eventually(lambda: trainer.ready(1) == ("early",), 60)
     trainer.publish(1)
-    eventually(lambda: serves(failover, "early", 1))
+    eventually(lambda: serves(failover, "early", 1), 60)
     late = explorers.join("late")
     assert get(failover.handle.wait_acknowledged.remote(1, 5.0)) is True
-    eventually(lambda: trainer.ready(2) == ("early", "late"))
+    eventually(lambda: trainer.ready(2) == ("early", "late"), 60)
     trainer.publish(2)
-    eventually(lambda: serves(failover, "early", 2) and serves(failover, "late", 2))
+    eventually(lambda: serves(failover, "early", 2) and serves(failover, "late", 2), 60)
     assert early.versions() == [(1, 1.0), (2, 2.0)]
     assert late.versions() == [(2, 2.0)]
 
@@ -269,13 +263,13 @@ def test_a_version_that_came_before_its_announcement_is_taken_when_it_is_announc
     failover: SynchronizerFailover, trainer: Trainer, explorers: Explorers
 ) -> None:
     explorer = explorers.join("e")
-    eventually(lambda: trainer.ready(1) == ("e",))
+    eventually(lambda: trainer.ready(1) == ("e",), 60)
     reports = [trainer.broadcast(version) for version in (1, 2)]
     trainer.announce(reports[0])  # its bytes are gone: the second took their place
-    eventually(lambda: status(failover).explorers["e"].status == "require_sync")
+    eventually(lambda: status(failover).explorers["e"].status == "require_sync", 60)
     assert explorer.versions() == []
     trainer.announce(reports[1])
-    eventually(lambda: serves(failover, "e", 2))
+    eventually(lambda: serves(failover, "e", 2), 60)
     assert explorer.versions() == [(2, 2.0)]
 
 
@@ -288,7 +282,7 @@ def test_an_explorer_that_cannot_be_connected_is_given_up_once(
         mute = status(failover).explorers["mute"]
         cause = "it was not ready for version 1 within 0.5 s"
         assert (mute.status, mute.cause) == ("lost", cause)
-        eventually(lambda: status(failover).explorers["mute"].status != "lost")
+        eventually(lambda: status(failover).explorers["mute"].status != "lost", 60)
         started = time.monotonic()
         assert trainer.ready(1, 60) == ()
         assert time.monotonic() - started < 30, "it came back, but nobody waits for it"
@@ -301,10 +295,10 @@ def test_a_client_that_nobody_holds_lets_go_of_the_trainer(
 ) -> None:
     source = WeightReceiver("e", find_group(failover.handle, 20), deadlines=DEADLINES)
     client = ExplorerClient(failover.handle, "e", 60, source)
-    eventually(lambda: trainer.ready(1) == ("e",))
+    eventually(lambda: trainer.ready(1) == ("e",), 60)
     del client
-    eventually(lambda: not source.ready)
-    eventually(lambda: status(failover).explorers["e"].status == "lost")
+    eventually(lambda: not source.ready, 60)
+    eventually(lambda: status(failover).explorers["e"].status == "lost", 60)
 
 
 def test_of_two_trainers_of_one_run_the_older_attempt_is_refused(
@@ -367,5 +361,5 @@ def test_a_run_with_method_nccl_brings_its_weights_to_explorers_and_its_status_t
                 and [(e.id, e.version, e.message) for e in seen.explorers] == [("e", 1, None)]
             )
 
-        eventually(told)
+        eventually(told, 60)
         client.leave()

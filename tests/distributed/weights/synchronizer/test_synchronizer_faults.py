@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,6 +26,7 @@ from trainsync.weights.synchronizer.failover import SynchronizerFailover
 from trainsync.weights.synchronizer.report import SynchronizerStatus
 
 from tests.distributed.weights.synchronizer.actor_deaths import sigkill
+from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.distributed,
@@ -48,13 +49,6 @@ def failover() -> Iterator[SynchronizerFailover]:
 def status(synchronizer: Any) -> SynchronizerStatus:
     answer: SynchronizerStatus = ray.get(synchronizer.get_status.remote(), timeout=30)
     return answer
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "condition did not come true"
-        time.sleep(0.02)
 
 
 def weights_of(version: int) -> dict[str, torch.Tensor]:
@@ -202,7 +196,7 @@ def test_killed_while_explorers_wait(failover: SynchronizerFailover) -> None:
     uploader.upload(weights_of(1), failover.handle, 1, timeout=60)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(explorer.wait, 1, 60)
-        eventually(lambda: status(failover.handle).explorers["e"].status == "require_sync")
+        eventually(lambda: status(failover.handle).explorers["e"].status == "require_sync", 30)
         kill_and_see_it_rebuilt(failover)
         uploader.upload(weights_of(2), failover.handle, 2, timeout=60)
         assert waiting.result(60) == 2
@@ -309,7 +303,7 @@ def test_an_explorer_that_was_stopped_is_lost_and_is_brought_to_the_present_when
         assert status(failover.handle).explorers["other"].status == "lost"
     finally:
         os.kill(pid, signal.SIGCONT)
-    eventually(lambda: status(failover.handle).explorers["other"].status == "require_sync")
+    eventually(lambda: status(failover.handle).explorers["other"].status == "require_sync", 30)
     assert status(failover.handle).explorers["other"].version == 1, "it said what it serves"
     assert ray.get(other.take.remote(3), timeout=60) == 3.0
     assert status(failover.handle).explorers["other"].status == "running"
@@ -337,7 +331,7 @@ def test_an_explorer_that_is_given_up_comes_back_and_a_replaced_one_does_not(
 def test_an_explorer_lives_as_long_as_somebody_holds_it(failover: SynchronizerFailover) -> None:
     held, dropped = (ExplorerClient(failover.handle, n, timeout=60) for n in ("held", "dropped"))
     del dropped
-    eventually(lambda: status(failover.handle).explorers["dropped"].status == "lost")
+    eventually(lambda: status(failover.handle).explorers["dropped"].status == "lost", 30)
     assert status(failover.handle).explorers["held"].status == "running"
     held.leave()
     assert "held" not in status(failover.handle).explorers

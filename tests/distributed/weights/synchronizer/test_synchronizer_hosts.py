@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from trainsync.weights.synchronizer.report import SynchronizerStatus
 
 from tests.distributed.weights.broadcast.broadcast_network import NEEDS_ROOT, Network, Space
 from tests.distributed.weights.synchronizer.actor_deaths import sigkill
+from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.distributed,
@@ -111,13 +112,6 @@ class Explorer:
         return value
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "condition did not come true"
-        time.sleep(0.05)
-
-
 def node_of(actor: Any) -> str:
     node: str = ray.get(
         actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()), timeout=60
@@ -147,7 +141,7 @@ def test_it_runs_on_the_node_of_the_process_that_makes_it_and_so_does_a_rebuilt_
     for _ in range(2):
         before = failover.rebuilds
         sigkill(failover.handle)
-        eventually(lambda before=before: failover.rebuilds > before)
+        eventually(lambda before=before: failover.rebuilds > before, 60)
         assert node_of(failover.handle) == here
 
 
@@ -188,7 +182,7 @@ def test_one_whose_host_is_lost_is_rebuilt_on_the_host_of_the_process_that_keeps
         upload(uploader, failover, 1)
         assert node_of(failover.handle) == far.node
         end(far.space)
-        eventually(lambda: failover.rebuilds == 1)
+        eventually(lambda: failover.rebuilds == 1, 60)
         assert node_of(failover.handle) == ray.get_runtime_context().get_node_id()
         weights = near.wait_and_fetch(0)
         assert weights is not None

@@ -5,7 +5,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +31,7 @@ from trainsync.weights.transports.object_store.packing import Packing, digest_of
 from trainsync.weights.versions import PartMeta
 
 from tests.ports import port_of, reserved_port
+from tests.waiting import eventually
 
 TIMEOUT = 60
 
@@ -81,13 +82,6 @@ def upload(synchronizer: Any, version: int, value: float | None = None) -> None:
 def status(synchronizer: Any) -> SynchronizerStatus:
     answer: SynchronizerStatus = ray.get(synchronizer.get_status.remote(), timeout=30)
     return answer
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "condition did not come true"
-        time.sleep(0.02)
 
 
 def test_an_explorer_gets_what_was_uploaded_and_acknowledges_it(

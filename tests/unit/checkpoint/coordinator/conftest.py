@@ -11,7 +11,7 @@ from trainsync.checkpoint.errors import SaveAbortedError, SaveFailedError
 from trainsync.monitor.client.local import LocalMonitorClient
 
 from tests.unit.checkpoint.coordinator.coordinators import INCARNATION
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 
 @pytest.fixture

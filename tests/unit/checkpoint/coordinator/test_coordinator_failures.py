@@ -19,7 +19,7 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.pointers import read_pointer
 
 from tests.unit.checkpoint.coordinator.coordinators import INCARNATION, commit, explode
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("next_call", ["save_async", "save_sync", "wait_all"])

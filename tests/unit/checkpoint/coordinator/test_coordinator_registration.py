@@ -16,7 +16,7 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.pointers import read_pointer
 
 from tests.unit.checkpoint.coordinator.coordinators import INCARNATION
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("patience", [0, 0.05])

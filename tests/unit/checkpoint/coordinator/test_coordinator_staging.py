@@ -13,7 +13,7 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.receipts import read_receipt
 
 from tests.unit.checkpoint.coordinator.coordinators import INCARNATION
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 
 def test_saves_of_one_name_are_written_one_after_the_other(

@@ -15,7 +15,7 @@ from trainsync.checkpoint.memory.lookup import Sources
 from trainsync.monitor.client.local import LocalMonitorClient
 
 from tests.unit.checkpoint.memory.keeping import INCARNATION, place_in
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 PATH = "actor/model_world_size_1_rank_0.pt"
 PLACE = [("model", 0)]

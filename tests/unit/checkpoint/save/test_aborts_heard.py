@@ -21,7 +21,7 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import receipts
 from trainsync.storage.saves.receipts import SaveOutcome, SaveRegistration
 
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 STATE = {"weight": torch.ones(100)}
 CHECKPOINT = SaveKind.CHECKPOINT

@@ -14,7 +14,7 @@ from trainsync.checkpoint.save.watch import WatchTimes
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
 
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 INCARNATION = "0123456789abcdef"
 STATE = {"w": torch.ones(10)}

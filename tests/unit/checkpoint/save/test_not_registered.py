@@ -14,7 +14,7 @@ from trainsync.checkpoint.save.registration import all_ranks
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
 
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 STATE = {"weight": torch.ones(100)}
 

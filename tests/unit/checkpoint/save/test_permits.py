@@ -16,8 +16,8 @@ from trainsync.checkpoint.save.registration import AWAY
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.monitor.errors import FencedError, MonitorError, MonitorUnavailableError
 
-from tests.unit.monitor.fakes import eventually
 from tests.unit.monitor.saves import FIRST, SECOND
+from tests.waiting import eventually
 
 
 @pytest.fixture

@@ -30,6 +30,8 @@ from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.storage.layout import RunDirectory, SaveDirectory
 from trainsync.storage.saves.receipts import read_receipt
 
+from tests.waiting import eventually
+
 INCARNATION = "0123456789abcdef"
 STATE = {"w": torch.ones(100)}
 
@@ -46,13 +48,6 @@ def monitor(tmp_path: Path) -> Iterator[LocalMonitorClient]:
 
 def staging(directory: Path, step: int) -> SaveDirectory:
     return RunDirectory(directory).save(0, INCARNATION, SaveKind.CHECKPOINT, step)
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "condition did not come true"
-        time.sleep(0.01)
 
 
 class Slow:

@@ -28,8 +28,8 @@ from trainsync.monitor.server import settings
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import pointers
 
-from tests.unit.monitor.fakes import eventually
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, SECOND, directory, request, write, write_all
+from tests.waiting import eventually
 
 WHO = ParticipantRef(component="model", rank=1)
 

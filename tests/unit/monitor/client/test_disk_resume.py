@@ -17,9 +17,9 @@ from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest, pointers, quarantine
 
-from tests.unit.monitor.fakes import eventually
 from tests.unit.monitor.resume.resuming import flip, is_committed
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, SECOND, request, write_all
+from tests.waiting import eventually
 
 Host = Callable[..., LocalMonitorClient]
 

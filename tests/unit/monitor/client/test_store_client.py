@@ -16,8 +16,8 @@ from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.live.records import StoredRecords
 
-from tests.unit.monitor.fakes import eventually
 from tests.unit.monitor.store.test_store_core import ONE, TWO, Run, request
+from tests.waiting import eventually
 
 CHECKPOINT = SaveKind.CHECKPOINT
 INCARNATION = "aaaaaaaa0"

@@ -22,7 +22,7 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import read_manifest
 from trainsync.storage.saves.receipts import write_receipt
 
-from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
+from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer
 from tests.unit.monitor.saves import (
     CHECKPOINT,
     FIRST,
@@ -35,6 +35,7 @@ from tests.unit.monitor.saves import (
     stage,
     write_all,
 )
+from tests.waiting import eventually
 
 QUICK = RetryPolicy(attempts=3, deadline_seconds=5, first_wait_seconds=0.01)
 PATIENT = RetryPolicy(attempts=400, deadline_seconds=30, first_wait_seconds=0.05)

@@ -22,9 +22,9 @@ from trainsync.storage.objects.errors import StoreRefusedError
 from trainsync.storage.saves.manifest import committed_steps
 
 from tests.unit.cli.conftest import build
-from tests.unit.monitor.fakes import eventually
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, SECOND, Clock, request, write_all
 from tests.unit.storage.objects.memory import memory
+from tests.waiting import eventually
 
 TIMES = MirrorTimes(look=60.0, ask=0.01, first_wait=0.01, longest_wait=0.02)
 

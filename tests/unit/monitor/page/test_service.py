@@ -19,9 +19,10 @@ from trainsync.monitor.client.http import HttpMonitorClient
 from trainsync.monitor.page import feed
 from trainsync.storage.layout import RunDirectory
 
-from tests.unit.monitor.fakes import UID, FakeApi, RunningMonitor, eventually
+from tests.unit.monitor.fakes import UID, FakeApi, RunningMonitor
 from tests.unit.monitor.page.pages import EVIL
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, request, write_all
+from tests.waiting import eventually
 
 NEW = feed.MaxAges(page=0.0, run=0.0, claims=0.0)
 OLD = feed.MaxAges(page=3600.0)

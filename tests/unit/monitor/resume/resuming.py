@@ -14,8 +14,8 @@ from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest, pointers
 
-from tests.unit.monitor.fakes import eventually
 from tests.unit.monitor.saves import CHECKPOINT, request, write_all
+from tests.waiting import eventually
 
 THIRD = SaveOwner(2, "cccccccc2")
 Start = Callable[..., MonitorCore]

@@ -17,7 +17,6 @@ from trainsync.storage.inspect import digests
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest, quarantine
 
-from tests.unit.monitor.fakes import eventually
 from tests.unit.monitor.fleet import CrashError
 from tests.unit.monitor.resume.resuming import (
     Seen,
@@ -34,6 +33,7 @@ from tests.unit.monitor.resume.resuming import (
     train,
 )
 from tests.unit.monitor.saves import FIRST, SECOND
+from tests.waiting import eventually
 
 
 def test_a_volume_that_cannot_be_read_sets_nothing_aside(

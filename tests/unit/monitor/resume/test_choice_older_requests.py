@@ -14,7 +14,6 @@ from trainsync.storage.inspect import digests
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import quarantine
 
-from tests.unit.monitor.fakes import eventually
 from tests.unit.monitor.resume.resuming import (
     THIRD,
     Seen,
@@ -31,6 +30,7 @@ from tests.unit.monitor.resume.resuming import (
     train,
 )
 from tests.unit.monitor.saves import FIRST, SECOND, request, write_all
+from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("commits_before_it_is_read", [False, True])

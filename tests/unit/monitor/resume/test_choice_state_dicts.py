@@ -10,7 +10,6 @@ from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest, pointers, quarantine, receipts
 
-from tests.unit.monitor.fakes import eventually
 from tests.unit.monitor.fleet import CrashError
 from tests.unit.monitor.resume.resuming import (
     THIRD,
@@ -35,6 +34,7 @@ from tests.unit.monitor.saves import (
     stage,
     write_all,
 )
+from tests.waiting import eventually
 
 
 def train_both(core: MonitorCore, root: Path, owner: SaveOwner, *steps: int) -> None:

@@ -12,9 +12,10 @@ from trainsync.monitor.kube.run_reader import StaleRunError
 from trainsync.monitor.server.app import CoreFailedError
 from trainsync.monitor.server.change_signal import ChangeSignal
 
-from tests.unit.monitor.fakes import FakeApi, RunningMonitor, eventually
+from tests.unit.monitor.fakes import FakeApi, RunningMonitor
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, SECOND, request, write
 from tests.unit.monitor.server.clients import PATIENT, Clients
+from tests.waiting import eventually
 
 
 def test_a_monitor_that_restarts_is_found_again_with_its_ledger(

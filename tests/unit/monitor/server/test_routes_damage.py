@@ -17,10 +17,11 @@ from trainsync.storage.inspect import digests
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest
 
-from tests.unit.monitor.fakes import FakeApi, RunningMonitor, eventually
+from tests.unit.monitor.fakes import FakeApi, RunningMonitor
 from tests.unit.monitor.resume.resuming import flip, is_committed
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, SECOND, request, write_all
 from tests.unit.monitor.server.clients import QUICK
+from tests.waiting import eventually
 
 Connect = Callable[[SaveOwner], HttpMonitorClient]
 

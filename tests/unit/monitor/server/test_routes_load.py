@@ -7,9 +7,10 @@ from trainsync.monitor import errors
 from trainsync.monitor.client.http import HttpMonitorClient
 from trainsync.monitor.ledger.saves import SaveOwner
 
-from tests.unit.monitor.fakes import FakeApi, RunningMonitor, eventually
+from tests.unit.monitor.fakes import FakeApi, RunningMonitor
 from tests.unit.monitor.saves import FIRST, SECOND
 from tests.unit.monitor.server.clients import PATIENT, Clients
+from tests.waiting import eventually
 
 REPORT = LoadReport(step=10, seconds=1.5, memory_bytes=3_000_000_000, volume_bytes=20_000_000)
 

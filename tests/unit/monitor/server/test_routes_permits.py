@@ -11,9 +11,10 @@ from trainsync.api.protocol import PermitRequest
 from trainsync.monitor import errors
 from trainsync.monitor.client.http import HttpMonitorClient, HttpSettings
 
-from tests.unit.monitor.fakes import FakeApi, RunningMonitor, eventually
+from tests.unit.monitor.fakes import FakeApi, RunningMonitor
 from tests.unit.monitor.saves import SECOND
 from tests.unit.monitor.server.clients import QUICK, Clients
+from tests.waiting import eventually
 
 
 @pytest.fixture

@@ -16,9 +16,10 @@ from trainsync.api.protocol import (
 )
 
 from tests.unit.monitor.asking import metrics
-from tests.unit.monitor.fakes import FakeApi, RunningMonitor, eventually
+from tests.unit.monitor.fakes import FakeApi, RunningMonitor
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, SECOND, request, write, write_all
 from tests.unit.monitor.server.clients import Clients, hint
+from tests.waiting import eventually
 
 
 def test_a_run_claims_saves_commits_and_resumes(

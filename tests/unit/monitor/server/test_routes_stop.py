@@ -20,8 +20,9 @@ from trainsync.api.status import StopReason
 from trainsync.checkpoint.save.registration import all_ranks
 from trainsync.monitor.client.http import HttpMonitorClient
 
-from tests.unit.monitor.fakes import UID, FakeApi, RunningMonitor, Signer, eventually
+from tests.unit.monitor.fakes import UID, FakeApi, RunningMonitor, Signer
 from tests.unit.monitor.server.clients import Clients
+from tests.waiting import eventually
 
 PREEMPTIONS = int(os.environ.get("TRAINSYNC_PREEMPTIONS", "3"))
 SINCE = "2026-01-01T00:00:00Z"

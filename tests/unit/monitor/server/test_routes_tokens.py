@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives import serialization
 from trainsync.monitor import errors
 
 from tests.unit.monitor.asking import metrics, sent
-from tests.unit.monitor.fakes import UID, FakeApi, RunningMonitor, Signer, eventually
+from tests.unit.monitor.fakes import UID, FakeApi, RunningMonitor, Signer
+from tests.waiting import eventually
 
 
 def unsigned(signer: Signer) -> str:

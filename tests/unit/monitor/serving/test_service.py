@@ -19,8 +19,9 @@ from trainsync.monitor.client.servers import ServersClient
 from trainsync.monitor.ledger.saves import SaveOwner
 
 from tests.unit.monitor.asking import metrics
-from tests.unit.monitor.fakes import UID, FakeApi, RunningMonitor, Signer, eventually
+from tests.unit.monitor.fakes import UID, FakeApi, RunningMonitor, Signer
 from tests.unit.monitor.saves import FIRST, SECOND, STATE_DICT, request, write_all
+from tests.waiting import eventually
 
 REPORT = ServerReport(servers="rollouts", tag="default", ready=False)
 

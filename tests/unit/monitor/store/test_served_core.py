@@ -20,8 +20,8 @@ from trainsync.storage.objects.errors import StoreRefusedError
 from trainsync.storage.objects.live import names
 from trainsync.storage.objects.live.term import read_term
 
-from tests.unit.monitor.fakes import eventually
 from tests.unit.monitor.store.test_store_core import ONE, Run, request, save
+from tests.waiting import eventually
 
 CHECKPOINT = SaveKind.CHECKPOINT
 FIRST, SECOND = SaveOwner(0, "aaaaaaaa0"), SaveOwner(1, "aaaaaaaa1")

@@ -21,7 +21,7 @@ from trainsync.runtime.relays.call_relay import CallRelay
 from trainsync.weights import threads
 from trainsync.weights.synchronizer.followed_state import Contact
 
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 
 class Monitor:

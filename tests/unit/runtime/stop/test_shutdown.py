@@ -12,7 +12,7 @@ import pytest
 from trainsync.checkpoint.errors import SaveTimeoutError
 from trainsync.runtime.shutdown import EXIT_CODE, GracefulShutdown, NotMainThreadError
 
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 
 class Saving:

@@ -17,7 +17,7 @@ from trainsync.runtime.stop.hook import wait
 from trainsync.runtime.stop.listener import StopListener
 from trainsync.runtime.stop.stopping import StopRequests
 
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 SINCE = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -9,7 +9,7 @@ from trainsync.storage.objects.breaker import Breaker
 from trainsync.storage.objects.bucket import Bucket, Limits
 from trainsync.storage.objects.errors import StoreUnavailableError
 
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 AWAY = StoreUnavailableError("it is away")
 

@@ -10,7 +10,7 @@ from trainsync.weights.synchronizer import connection
 from trainsync.weights.transports.base import Weights, WeightSource
 from trainsync.weights.versions import Published
 
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 
 class Replacing:

@@ -25,7 +25,7 @@ from trainsync.weights.synchronizer.actor import Synchronizer
 from trainsync.weights.transports.broadcast.link import TrainerEndpoint
 from trainsync.weights.versions import Announcement, Published
 
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 PLANS = {
     SyncStyle.FIXED: TrainerPlan(SyncPolicy(SyncStyle.FIXED, timeout=20.0), 1),

@@ -17,8 +17,8 @@ from trainsync.weights.pacing.messages import TrainerPlan
 from trainsync.weights.pacing.policy import ExplorerMove
 from trainsync.weights.synchronizer.roster import LOST
 
-from tests.unit.monitor.fakes import eventually
 from tests.unit.weights.pacing.test_pace_refusals import PLANS, Client, Run, roll_out
+from tests.waiting import eventually
 
 STEPS = 8
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -90,6 +90,25 @@ def load_training(
     return read
 
 
+_Groups = Mapping[tuple[Any, ...], tuple[int, Mapping[str, Any]]]
+"""For each of a rank's parameter groups: a rank that saved the group, and the saved group."""
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """The part of the saved state that a rank takes.
+
+    Attributes:
+        home: the saved rank whose scaler and schedule are taken.
+        names: of the state of a weight, such as ``fp32_param``.
+    """
+
+    shards: MegatronShards
+    home: int
+    names: Sequence[str]
+    groups: _Groups
+
+
 class MegatronOptimizerLoad:
     """One rank's part of loading ``optim``: `plan`, then `apply` when all files were checked.
 
@@ -131,24 +150,11 @@ class MegatronOptimizerLoad:
             CorruptCheckpointError: a file is missing, or the files contradict each other.
             UnsupportedStateError: see `pieces`.
         """
-        needed = partial(self._needed, pieces(self._optimizers, self._chunks))
-        self._shards, paths = self._step.open(self._component, needed)
-        return paths
-
-    def _needed(self, live: Sequence[OptimizerShard], shards: MegatronShards) -> set[str]:
-        self._shards = shards
-        self._home = self._find_home()
-        self._names = self._state_names()
-        self._group_of = self._saved_groups()
-        paths = {shards.path(rank) for rank, _ in self._group_of.values()}
-        paths.add(shards.path(self._home))
-        for piece in live:
-            for region in piece.regions:
-                for name in self._names:
-                    key = f"{PREFIX}{name}.{region.tensor.key}"
-                    shape = tuple(region.tensor.global_shape)
-                    require(shards, key, shape, str(self._layout))
-                    paths |= shards.paths_of(key, region.start, region.size)
+        live = pieces(self._optimizers, self._chunks)
+        shards, paths = self._step.open(
+            self._component, lambda shards: self._paths(live, self._find(shards))
+        )
+        self._saved = self._find(shards)
         return paths
 
     @torch.no_grad()
@@ -158,51 +164,56 @@ class MegatronOptimizerLoad:
         Raises:
             CorruptCheckpointError: a part of a tensor is missing in the checkpoint.
         """
+        saved = self._saved
         for optimizer in self._optimizers:
-            self._begin(optimizer)
-        steps = self._steps()
+            _begin(optimizer, saved.names)
+        steps = self._steps(saved.groups)
         for piece in pieces(self._optimizers, self._chunks):
-            state = {name: self._flat(name, piece) for name in self._names}
+            state = {name: _flat(saved.shards, name, piece) for name in saved.names}
             piece.fill(state, steps.get(id(piece.main_weight())))
-        self._restore_groups()
-        saved = self._shards.beside[self._home]
+        self._restore_groups(saved.groups)
+        beside = saved.shards.beside[saved.home]
         for optimizer in self._optimizers:
-            if optimizer.grad_scaler and saved[SCALER] is not None:
-                optimizer.grad_scaler.load_state_dict(saved[SCALER])
-        if self._schedule is not None and saved[SCHEDULE] is not None:
+            if optimizer.grad_scaler and beside[SCALER] is not None:
+                optimizer.grad_scaler.load_state_dict(beside[SCALER])
+        if self._schedule is not None and beside[SCHEDULE] is not None:
             self._schedule.num_steps = 0  # loading adds the saved steps
-            self._schedule.load_state_dict(saved[SCHEDULE])
+            self._schedule.load_state_dict(beside[SCHEDULE])
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _find_home(self) -> int:
+    def _find(self, shards: MegatronShards) -> _Saved:
+        home = self._find_home(shards)
+        return _Saved(shards, home, _state_names(shards), self._find_groups(shards, home))
+
+    def _paths(self, live: Sequence[OptimizerShard], saved: _Saved) -> set[str]:
+        """The files that hold ``saved``."""
+        shards = saved.shards
+        paths = {shards.path(rank) for rank, _ in saved.groups.values()}
+        paths.add(shards.path(saved.home))
+        for piece in live:
+            for region in piece.regions:
+                for name in saved.names:
+                    key = f"{PREFIX}{name}.{region.tensor.key}"
+                    shape = tuple(region.tensor.global_shape)
+                    require(shards, key, shape, str(self._layout))
+                    paths |= shards.paths_of(key, region.start, region.size)
+        return paths
+
+    def _find_home(self, shards: MegatronShards) -> int:
         """The saved rank whose groups are taken where several have them: this one, if the ranks
         that saved had the same layout."""
-        shards, rank = self._shards, self._step.ranks.rank
+        rank = self._step.ranks.rank
         sizes = {name: shards.layout.get(name) for name in self._layout.sizes}
         same = self._component.world_size == self._step.ranks.world_size
         if same and sizes == self._layout.sizes and rank in shards.beside:
             return rank
         return min(shards.beside)
 
-    def _state_names(self) -> list[str]:
-        """``fp32_param`` and the saved state's names; before the first step there are no others."""
-        weights = [key for key in self._shards.tensors if key.startswith(_FP32_PARAM)]
-        if not weights:
-            return ["fp32_param"]
-        # The longest name is no suffix of another name.
-        suffix = "." + max(weights, key=len).removeprefix(_FP32_PARAM)
-        return [
-            key.removeprefix(PREFIX).removesuffix(suffix)
-            for key in self._shards.tensors
-            if key.endswith(suffix) and key.startswith(PREFIX)
-        ]
-
-    def _saved_groups(self) -> dict[tuple[Any, ...], tuple[int, Mapping[str, Any]]]:
-        """For each of this rank's groups: a rank that saved the group, and the saved group."""
+    def _find_groups(self, shards: MegatronShards, home: int) -> _Groups:
         saved: dict[tuple[Any, ...], tuple[int, Mapping[str, Any]]] = {}
-        order = sorted(self._shards.beside, key=lambda rank: (rank != self._home, rank))
-        for rank, beside in ((rank, self._shards.beside[rank]) for rank in order):
+        order = sorted(shards.beside, key=lambda rank: (rank != home, rank))
+        for rank, beside in ((rank, shards.beside[rank]) for rank in order):
             for group in beside[GROUPS]:
                 known = saved.get(identity(group))
                 # A rank without a weight in the group has not saved the group's steps.
@@ -215,52 +226,26 @@ class MegatronOptimizerLoad:
                 if name not in saved:
                     raise StateMismatchError(
                         f"the checkpoint has no parameter group {name}: it was saved by "
-                        f"{self._shards.describe()} and is loaded by {self._layout}; expected the "
+                        f"{shards.describe()} and is loaded by {self._layout}; expected the "
                         "same model and optimizer"
                     )
                 found[name] = saved[name]
         return found
 
-    def _begin(self, optimizer: Any) -> None:
-        """Give each weight empty state to fill, or none."""
-        inner = optimizer.optimizer
-        if self._names == ["fp32_param"]:
-            inner.state.clear()
-            return
-        optimizer.init_state_fn(inner, optimizer.config)
-        if not counts_for_each_weight(optimizer):
-            return
-        for group in inner.param_groups:
-            for weight in group["params"]:
-                # Megatron's own load shares one count between all weights, and each weight's step
-                # raises it.
-                inner.state[weight][_STEP] = torch.zeros((), dtype=torch.float32)
-
-    def _steps(self) -> dict[int, float]:
+    def _steps(self, groups: _Groups) -> dict[int, float]:
         """Step counts of the optimizer's weights that keep one each, by the weight's identity."""
         steps: dict[int, float] = {}
         for optimizer in self._optimizers:
             if counts_for_each_weight(optimizer):
                 for group in optimizer.optimizer.param_groups:
-                    step = self._group_of[identity(group)][1].get(_STEP)
+                    step = groups[identity(group)][1].get(_STEP)
                     steps |= {id(w): float(step) for w in group["params"] if step is not None}
         return steps
 
-    def _flat(self, name: str, piece: OptimizerShard) -> torch.Tensor:
-        flat: torch.Tensor | None = None
-        for region in piece.regions:
-            key = f"{PREFIX}{name}.{region.tensor.key}"
-            box = self._shards.read(key, region.start, region.size)
-            if flat is None:
-                flat = torch.empty(piece.length, dtype=box.dtype)
-            flat[region.elements].copy_(box.reshape(-1))
-        assert flat is not None, "a piece has at least one element"
-        return flat
-
-    def _restore_groups(self) -> None:
+    def _restore_groups(self, groups: _Groups) -> None:
         for optimizer in self._optimizers:
             for group in optimizer.optimizer.param_groups:
-                _, saved = self._group_of[identity(group)]
+                _, saved = groups[identity(group)]
                 for key, value in saved.items():
                     if key == _STEP and (counts_for_each_weight(optimizer) or value is None):
                         continue
@@ -269,6 +254,49 @@ class MegatronOptimizerLoad:
                         live.copy_(value)
                     else:
                         group[key] = value.item() if isinstance(value, torch.Tensor) else value
+
+
+def _state_names(shards: MegatronShards) -> list[str]:
+    """``fp32_param`` and the saved state's names; before the first step there are no others."""
+    weights = [key for key in shards.tensors if key.startswith(_FP32_PARAM)]
+    if not weights:
+        return ["fp32_param"]
+    # The longest name is no suffix of another name.
+    suffix = "." + max(weights, key=len).removeprefix(_FP32_PARAM)
+    return [
+        key.removeprefix(PREFIX).removesuffix(suffix)
+        for key in shards.tensors
+        if key.endswith(suffix) and key.startswith(PREFIX)
+    ]
+
+
+def _begin(optimizer: Any, names: Sequence[str]) -> None:
+    """Give each weight empty state to fill, or none."""
+    inner = optimizer.optimizer
+    if names == ["fp32_param"]:
+        inner.state.clear()
+        return
+    optimizer.init_state_fn(inner, optimizer.config)
+    if not counts_for_each_weight(optimizer):
+        return
+    for group in inner.param_groups:
+        for weight in group["params"]:
+            # Megatron's own load shares one count between all weights, and each weight's step
+            # raises it.
+            inner.state[weight][_STEP] = torch.zeros((), dtype=torch.float32)
+
+
+def _flat(shards: MegatronShards, name: str, piece: OptimizerShard) -> torch.Tensor:
+    """The saved state ``name`` of a piece, one-dimensional."""
+    flat: torch.Tensor | None = None
+    for region in piece.regions:
+        key = f"{PREFIX}{name}.{region.tensor.key}"
+        box = shards.read(key, region.start, region.size)
+        if flat is None:
+            flat = torch.empty(piece.length, dtype=box.dtype)
+        flat[region.elements].copy_(box.reshape(-1))
+    assert flat is not None, "a piece has at least one element"
+    return flat
 
 
 class RandomLoad:

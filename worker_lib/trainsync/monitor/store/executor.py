@@ -2,9 +2,9 @@
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Final
 
@@ -22,11 +22,13 @@ from trainsync.monitor.ledger.saves import (
     SaveOwner,
 )
 from trainsync.monitor.store import origin, tidy
+from trainsync.monitor.store.retention import StoreRetention
 from trainsync.monitor.store.scan import RecordScan
+from trainsync.monitor.store.verifier import ObjectSizes, StoreVerifier
 from trainsync.storage.errors import DamagedFileError, PromotionConflictError, StepGoneError
-from trainsync.storage.objects import commits, inspecting, keys, mending
+from trainsync.storage.objects import commits, inspecting, mending
 from trainsync.storage.objects.bucket import Bucket
-from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingError, StoreError
+from trainsync.storage.objects.errors import StoreError
 from trainsync.storage.objects.live import names
 from trainsync.storage.objects.live.term import Tenure, TermLostError
 from trainsync.storage.objects.manifests import Stored
@@ -87,30 +89,26 @@ class StoreExecutor:
         self.ledger = ledger
         self._run_uid = run_uid
         self._max_to_keep = max_to_keep
-        self._with_digest = with_digest
-        self._reading_time = timedelta(seconds=reading_seconds)
         self._observer = observer
         self._clock = clock
-        self._executor = executor
-        self._reading: dict[tuple[SaveKey, Participant], Future[str | None]] = {}
+        self._verifier = StoreVerifier(bucket, executor, with_digest=with_digest)
+        self.retention = StoreRetention(
+            bucket,
+            tenure,
+            max_to_keep=max_to_keep,
+            reading_seconds=reading_seconds,
+            clock=clock,
+        )
         self._scan = RecordScan(bucket)
         # What an intent may stand for: its manifest may be there, whatever is heard later.
         self._prepared: dict[SaveKey, _Prepared] = {}
         self._unclean: set[SaveKey] = set()
         self._ended: dict[SaveKey, None] = {}  # in the order in which they ended
-        self._retention_due = True
-        self._readers_until: datetime | None = None  # then retention is due again
-        # When state dicts were found committed, and the first one of each owner.
-        self._heard: dict[tuple[int, SaveOwner], datetime] = {}
-        self._first_heard: dict[SaveOwner, datetime] = {}
         self.has_superseded = False
         """Whether objects of older attempts lost their manifest: `tidy.sweep` removes them."""
-        self._doomed: dict[int, set[str]] = {}  # see `references.remove`
         self._compared: tuple[tuple[str, str], bool] | None = None  # two manifests: same weights?
         self.health = VolumeHealth(observer, Unhealthy.STORE)
         self.revision = 0
-        self.also_kept: Callable[[], set[int]] = set
-        """Steps that retention keeps, beside those that this executor knows of."""
 
     # Facts in.
 
@@ -150,27 +148,10 @@ class StoreExecutor:
         if problems:
             self.health.found("manifests", "; ".join(problems))
         self._prepared.clear()
-        self._reading.clear()
+        self._verifier.clear()
         self._ended.clear()
-        self._retention_due, self._readers_until = True, None
-        self._hear_again()
+        self.retention.begin(ledger)
         self.revision += 1
-
-    def _hear_again(self) -> None:
-        """The newest state dict may have been committed just now, by the intent of the monitor
-        before this one."""
-        self._heard.clear()
-        self._first_heard.clear()
-        infos = self.ledger.infos(SaveKind.STATE_DICT)
-        for info in infos:
-            self._hear(info, info.time)
-        if infos:
-            newest = max(infos, key=lambda info: (info.age, info.step))
-            self._heard[newest.step, newest.owner] = max(newest.time, self._clock())
-
-    def _hear(self, info: CommittedInfo, when: datetime) -> None:
-        self._heard[info.step, info.owner] = when
-        self._first_heard[info.owner] = min(when, self._first_heard.get(info.owner, when))
 
     def scan(self) -> None:
         """Take what participants have put since. Raises `StoreError`."""
@@ -211,12 +192,12 @@ class StoreExecutor:
     @property
     def busy(self) -> bool:
         """Whether objects are being read, or were, which `act` has not heard of."""
-        return bool(self._reading)
+        return self._verifier.busy
 
     @property
     def has_news(self) -> bool:
         """Whether objects were read since `act`."""
-        return any(reading.done() for reading in self._reading.values())
+        return self._verifier.has_news
 
     def settle(self, now: datetime) -> None:
         """Commit what is complete before an attempt is superseded.
@@ -240,7 +221,7 @@ class StoreExecutor:
         self.ledger.grant(cluster, owner)
         in_force = self.ledger.owners
         self._prepared = {k: v for k, v in self._prepared.items() if k.owner in in_force}
-        self._reading = {k: v for k, v in self._reading.items() if k[0].owner in in_force}
+        self._verifier.keep(in_force)
         self._unclean = {key for key in self._unclean if key.owner in in_force}
         self.revision += 1
 
@@ -258,7 +239,7 @@ class StoreExecutor:
             return
         for doing, work in (
             ("outcome", self._end_saves),
-            ("retention", partial(self._retain, now)),
+            ("retention", partial(self.retention.run, self.ledger, now)),
         ):
             try:
                 work()
@@ -271,11 +252,16 @@ class StoreExecutor:
     def _decide(self, now: datetime) -> bool:
         """Carry out what is decided now; whether anything changed."""
         changed = False
-        sizes: dict[int, dict[str, int]] = {}  # of the objects of each step
+        sizes = ObjectSizes(self._bucket)
         for decision in self.ledger.decisions(now):
             if isinstance(decision, VerifyReceipt):
-                if not self._verify(decision, sizes):
+                verdict = self._verifier.verify(decision.key, decision.receipt, sizes)
+                if verdict is None:
                     continue
+                if verdict.problem is None:
+                    self.ledger.verified(decision.key, decision.receipt)
+                else:
+                    self.ledger.fail(decision.key, AbortReason.BAD_FILE, verdict.problem)
             elif isinstance(decision, CommitSave):
                 self._commit(decision, now)
             elif decision.key in self._prepared:
@@ -284,42 +270,6 @@ class StoreExecutor:
                 self._abort(decision)
             changed = True
         return changed
-
-    def _verify(self, todo: VerifyReceipt, sizes: dict[int, dict[str, int]]) -> bool:
-        """Compare a receipt with its objects; False while they are read elsewhere."""
-        which = (todo.key, todo.receipt.participant)
-        reading = self._reading.get(which)
-        if reading is not None:
-            if not reading.done():
-                return False
-            del self._reading[which]
-            problem = reading.result()
-        else:
-            problem = _size_problem(todo.receipt, partial(self._size, sizes))
-            if problem is None and self._with_digest:
-                if self._executor is not None:
-                    read = self._executor.submit(_digest_problem, self._bucket, todo.receipt)
-                    self._reading[which] = read
-                    return False
-                problem = _digest_problem(self._bucket, todo.receipt)
-        if problem is None:
-            self.ledger.verified(todo.key, todo.receipt)
-        else:
-            self.ledger.fail(todo.key, AbortReason.BAD_FILE, problem)
-        return True
-
-    def _size(self, sizes: dict[int, dict[str, int]], key: str) -> int | None:
-        """Of an object, by a listing of all of its step; None where there is none.
-
-        One that the listing lacks is asked for itself: listings may be late.
-        """
-        step = keys.step_of(key)
-        if step not in sizes:
-            listed = self._bucket.below(keys.step_objects(step))
-            sizes[step] = {info.key: info.bytes for info in listed}
-        if key not in sizes[step]:
-            return self._bucket.size(key)
-        return sizes[step][key]
 
     def _commit(self, commit: CommitSave, now: datetime) -> None:
         key = commit.key
@@ -385,13 +335,11 @@ class StoreExecutor:
         before = self.ledger.info(key.kind, key.step)
         self.has_superseded |= before is not None and before.owner != key.owner
         self.ledger.committed(key.kind, info)
-        if key.kind is SaveKind.STATE_DICT:
-            self._hear(info, self._clock())
+        self.retention.committed(key.kind, info)
         seconds = (self._clock() - prepared.registered_at).total_seconds()
         self._observer.committed(key.kind, info, max(seconds, 0.0))
         _LOG.info("%s committed, %d bytes, %s", key, info.bytes, info.digest)
         self._ended_now(key)
-        self._retention_due = True
 
     def _conflict(self, key: SaveKey, why: str) -> None:
         del self._prepared[key]  # another save is there, so this one's manifest never is
@@ -445,7 +393,7 @@ class StoreExecutor:
 
     def _ended_now(self, key: SaveKey) -> None:
         self._prepared.pop(key, None)
-        self._reading = {which: read for which, read in self._reading.items() if which[0] != key}
+        self._verifier.forget(key)
         self._unclean.add(key)
         self.revision += 1
 
@@ -476,69 +424,5 @@ class StoreExecutor:
                 self.ledger.forget([key])
                 del self._ended[key]
 
-    def _retain(self, now: datetime) -> None:
-        readers_left = self._readers_until is not None and now >= self._readers_until
-        if self._max_to_keep is None or not (self._retention_due or readers_left):
-            return
-        ledger, began = self.ledger, self._tenure.term.origin
-        protected = {save.key.step for save in ledger.saves() if save.open}
-        protected |= self.also_kept()
-        protected |= {found.step for kind in SaveKind if (found := ledger.newest(kind)) is not None}
-        there = {(info.step, info.owner) for info in ledger.infos(SaveKind.STATE_DICT)}
-        self._heard = {key: when for key, when in self._heard.items() if key in there}
-        read = tidy.readable(ledger, now, self._reading_time, self._heard)
-        if began is not None and began.step is not None:
-            if not self._has_own(began.step):
-                protected.add(began.step)
-            # The attempt's explorers were told of it until the attempt's first one.
-            own = [when for one, when in self._first_heard.items() if one in ledger.owners]
-            if own and now < (until := min(own) + self._reading_time):
-                read[began.step] = max(until, read.get(began.step, until))
-        removed = tidy.retain(
-            self._bucket,
-            self._tenure,
-            ledger,
-            self._max_to_keep,
-            protected | set(read),
-            self._doomed,
-        )
-        for step in removed:
-            for kind in SaveKind:
-                ledger.uncommitted(kind, step)
-            _LOG.info("step %d removed: at most %s are kept", step, self._max_to_keep)
-        self._retention_due, self._readers_until = False, min(read.values(), default=None)
-
-    def _has_own(self, step: int) -> bool:
-        """Whether the attempt has saves of its own of each kind that ``step`` has: until then it
-        may resume from that step once more, and its explorers have that step's weights."""
-        kinds = [kind for kind in SaveKind if self.ledger.info(kind, step) is not None]
-        return all(
-            any(info.owner in self.ledger.owners for info in self.ledger.infos(kind))
-            for kind in {SaveKind.CHECKPOINT, *kinds}
-        )
-
     def _info(self, stored: Stored) -> CommittedInfo:
         return info_of(Committed(stored.manifest, stored.digest), self._run_uid)
-
-
-def _size_problem(receipt: Receipt, size_of: Callable[[str], int | None]) -> str | None:
-    objects = names.shards(receipt)
-    for entry in receipt.files:
-        key = objects[entry.path]
-        if (size := size_of(key)) != entry.bytes:
-            there = "is missing" if size is None else f"has {size} bytes"
-            return f"{key} {there}, expected {entry.bytes} bytes"
-    return None
-
-
-def _digest_problem(bucket: Bucket, receipt: Receipt) -> str | None:
-    objects = names.shards(receipt)
-    for entry in receipt.files:
-        key = objects[entry.path]
-        try:
-            found = inspecting.read_digest(bucket, key, entry.bytes)
-        except (ObjectMissingError, ObjectChangedError) as error:
-            return str(error)
-        if found != entry.digest:
-            return f"{key} has digest {found}, expected {entry.digest}"
-    return None

@@ -78,7 +78,7 @@ class ServedStoreCore(StoreCore):
             StoreRollbacks(bucket, settings.run_uid, self._tenure, self._see_right),
             settings.run_uid,
         )
-        self._worker.also_kept = self._rollbacks.kept
+        self._worker.retention.also_kept = self._rollbacks.kept
         self._servers = servers
         self._stop: StopAnswer | None = None
         self._claims: list[Claim] = []

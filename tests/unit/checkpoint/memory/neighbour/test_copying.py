@@ -16,7 +16,7 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.receipts import Participant
 
 from tests.unit.checkpoint.memory.keeping import INCARNATION, digest_of
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 DATA = b"shard" * 300_000
 

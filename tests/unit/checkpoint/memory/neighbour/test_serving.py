@@ -16,7 +16,7 @@ from trainsync.checkpoint.memory.neighbour.wire import NeighbourError
 from trainsync.checkpoint.memory.place import MemoryPlace
 
 from tests.unit.checkpoint.memory.keeping import INCARNATION, Keeping, digest_of
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 DATA = b"shard" * 300_000
 OTHER = "fedcba9876543210"

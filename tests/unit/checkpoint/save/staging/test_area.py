@@ -1,24 +1,17 @@
 """`StagingBuffers`: how many saves may be staged, and that memory is reused."""
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from trainsync.checkpoint.errors import SaveTimeoutError
 from trainsync.checkpoint.save.staging.area import SlotKey, StagingBuffers
 
+from tests.waiting import eventually
+
 
 def key(step: int) -> SlotKey:
     return SlotKey("checkpoint", step)
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "condition did not come true"
-        time.sleep(0.005)
 
 
 def test_components_of_one_save_share_a_slot() -> None:
@@ -33,7 +26,7 @@ def test_a_third_save_waits_until_one_is_written() -> None:
     got: list[int] = []
     thread = threading.Thread(target=lambda: got.append(buffers.acquire(key(3), timeout=30)))
     thread.start()
-    eventually(lambda: buffers.waits == 1)
+    eventually(lambda: buffers.waits == 1, 10)
     assert got == []
     buffers.release(first)
     thread.join(30)

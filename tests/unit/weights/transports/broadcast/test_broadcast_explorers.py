@@ -12,8 +12,8 @@ from trainsync.weights.transports.broadcast.link import TrainerEndpoint
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.transports.chain import receiving as receiver_module
 
-from tests.unit.monitor.fakes import eventually
 from tests.unit.weights.transports.broadcast.pair import DEADLINES, Pair, weights
+from tests.waiting import eventually
 
 
 def test_explorers_of_a_network_with_nothing_but_ipv6_are_served() -> None:

@@ -14,8 +14,8 @@ from trainsync.weights.transports.broadcast.passes import BroadcastPasses
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.transports.chain import receiving as receiver_module
 
-from tests.unit.monitor.fakes import eventually
 from tests.unit.weights.transports.broadcast.pair import DEADLINES, Pair
+from tests.waiting import eventually
 
 
 def test_bytes_that_are_not_those_that_were_sent_are_never_served(

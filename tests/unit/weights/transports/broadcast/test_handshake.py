@@ -23,8 +23,8 @@ from trainsync.weights.transports.broadcast.link import (
 )
 from trainsync.weights.transports.broadcast.members import Members
 
-from tests.unit.monitor.fakes import eventually
 from tests.unit.weights.transports.chain.chains import beside
+from tests.waiting import eventually
 
 DEADLINES = Deadlines(whole=30.0, bucket=5.0, connect=5.0, silence=5.0)
 HELLO: Frame = {

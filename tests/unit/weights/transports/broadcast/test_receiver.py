@@ -20,7 +20,7 @@ from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.versions import Published, VersionMeta
 
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 DEADLINES = Deadlines(whole=30.0, bucket=10.0, connect=10.0, silence=10.0)
 

@@ -18,7 +18,7 @@ from trainsync.weights.transports.process_group import backend as backends
 from trainsync.weights.transports.process_group import generation as groups
 from trainsync.weights.transports.process_group.backend import GLOO, NCCL, fits, offer
 
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 DEADLINES = Deadlines(whole=30.0, bucket=5.0, connect=20.0, silence=5.0)
 CPU = torch.device("cpu")

@@ -31,7 +31,7 @@ from trainsync.weights.versions import (
     VersionMeta,
 )
 
-from tests.unit.monitor.fakes import eventually
+from tests.waiting import eventually
 
 STATE_DICT = SaveKind.STATE_DICT
 Commit = Callable[..., Published]
