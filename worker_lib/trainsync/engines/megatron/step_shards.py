@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from trainsync.checkpoint.errors import CheckpointError
 from trainsync.checkpoint.load.account import LoadedBytes
+from trainsync.checkpoint.load.reshard.files import MappedShards
 from trainsync.checkpoint.load.reshard.shard_files import Component
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.load.verify import Need, assign, verify_all
@@ -79,7 +80,7 @@ class StepShards:
         opened = [component.path(rank) for rank in ranks]
         while True:
             try:
-                shards = MegatronShards(self.memory.glance, component, ranks)
+                shards = MegatronShards(MappedShards(self.memory.glance).open, component, ranks)
                 paths = needed(shards)
             except Exception:
                 if not self.memory.only_glanced(opened):
