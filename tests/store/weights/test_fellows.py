@@ -69,6 +69,7 @@ class Run:
         self._trainer.claim("main")
         assert self._trainer.resume() is None
         self._saving = CheckpointCoordinator(self._trainer, place.url())
+        stack.callback(self._saving.commits.close, 0)  # it would ask for outcomes for ever
 
     def options(self, name: str) -> list[str]:
         """Of the agent of a new server with this name."""

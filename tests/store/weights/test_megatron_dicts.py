@@ -15,18 +15,24 @@ import pytest
 import torch
 from trainsync import RunContext, TrainedMegatron, all_ranks, megatron_save_state_dict
 from trainsync.agent.agent import Agent
+from trainsync.agent.fellows.reader import FellowsBucketReader
+from trainsync.agent.fellows.registry import KnownFellows
+from trainsync.agent.fellows.sharing import FellowServer
+from trainsync.agent.fellows.versions import HeldVersions
 from trainsync.agent.intervals import AgentIntervals
+from trainsync.agent.metrics import AgentMetrics
 from trainsync.agent.settings import read_settings
+from trainsync.agent.state import AgentState, ReadinessLimits
 from trainsync.api import env
-from trainsync.api.protocol import SaveKind, SaveState
+from trainsync.api.protocol import Fellow, SaveKind, SaveState
 from trainsync.checkpoint.errors import UnsupportedPlaceError
 from trainsync.checkpoint.megatron_shards import Box
 from trainsync.checkpoint.merge.megatron_names import HuggingFaceNames
 from trainsync.engines.megatron import state_dicts
-from trainsync.runtime.relays.committed_weights import read_stored_weights
+from trainsync.runtime.relays.committed_weights import read_stored_weights, read_weights
 from trainsync.storage.objects import commits
 from trainsync.weights.errors import DigestMismatchError, WeightsUnavailableError
-from trainsync.weights.transports.volume.stored import StoredStateDicts
+from trainsync.weights.transports.volume.stored import ReadsStoredWeights, StoredStateDicts
 from trainsync.weights.versions import CheckpointLocation, Published
 
 from tests.store.conftest import Place
@@ -138,11 +144,13 @@ def training(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Training
         yield Training(ctx, monkeypatch)
 
 
-def fetch(place: Place, step: int, seconds: float = 60) -> Mapping[str, torch.Tensor]:
+def fetch(
+    place: Place, step: int, seconds: float = 60, read: ReadsStoredWeights = read_stored_weights
+) -> Mapping[str, torch.Tensor]:
     stored = commits.read_manifest(place.open(), STATE_DICT, step)
     where = CheckpointLocation(f"global_step_{step}", stored.digest, 0, step)
     published = Published.saved(step, stored.digest, stored.manifest.bytes, where)
-    source = StoredStateDicts(place.open(), place.url(), read_stored_weights)
+    source = StoredStateDicts(place.open(), place.url(), read)
     return source.fetch(published, seconds).state_dict
 
 
@@ -212,3 +220,29 @@ def test_a_servers_agent_follows_them(place: Place, training: Training, tmp_path
     finally:
         assert agent.close()
         vllm.stop()
+
+
+def test_agents_pass_them_on(place: Place, training: Training, tmp_path: Path) -> None:
+    training.save(1)
+    fellows: list[Fellow] = []
+    servers: list[FellowServer] = []
+    before = len(place.proxy.sent)
+    try:
+        for name in ("a", "b"):
+            server = FellowServer("127.0.0.1", lambda: "key", 5.0)
+            servers.append(server)
+            held = HeldVersions(
+                tmp_path / name,
+                lambda name=name: KnownFellows(name, "key", tuple(fellows)),  # type: ignore[misc]
+                server,
+                AgentMetrics(AgentState, ReadinessLimits(1, False, 60)),
+                10.0,
+            )
+            reader = FellowsBucketReader(read_weights, read_stored_weights, place.open(), held)
+            assert same(fetch(place, 1, read=reader), expected(1))
+            fellows.append(Fellow(name=name, address=server.address))
+    finally:
+        for server in servers:
+            server.close()
+    read = sum(size for path, size in place.proxy.sent[before:] if "/objects/" in path)
+    assert read == commits.read_manifest(place.open(), STATE_DICT, 1).manifest.bytes
