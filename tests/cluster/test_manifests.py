@@ -243,11 +243,6 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "mirror of a bucket": (
         "spec.checkpoint", {"storage": IN_BUCKET, "mirror": {"url": "s3://bucket/other"}},
         "mirror", "remove them"),
-    "fellows that pass on commits in a bucket": (
-        "spec", {**minimal()["spec"], "checkpoint": {"storage": IN_BUCKET},
-                 "sync": {"method": "checkpoint"},
-                 "servers": [{**SERVERS[0], "sync": {"fellows": True}}]},
-        "spec.servers[].sync.fellows", "or choose method store"),
     "keys to read commits that nobody reads": (
         STORAGE, {"objectStore": {**IN_BUCKET["objectStore"], "readCredentials": KEYS}},
         "spec.checkpoint.storage.objectStore.readCredentials", "remove it with any other"),
@@ -487,15 +482,17 @@ def test_a_store_of_weights_is_kept_as_it_was_written(namespace: Kubectl) -> Non
     assert run["spec"]["sync"]["store"] == written["spec"]["sync"]["store"]
 
 
-def test_servers_need_no_volume_where_weights_go_through_a_store(namespace: Kubectl) -> None:
-    written = served_by_store()
-    done = namespace.apply(written)
-    assert done.returncode == 0, done.stderr
-    run = namespace.get("trainingrun", "run")
-    assert run is not None
-    assert run["spec"]["servers"][0] == written["spec"]["servers"][0]
-    refused = namespace.apply(changed(written, "spec.sync", {"method": "checkpoint"}))
-    assert "spec.servers[].sync.fellows" in refused.stderr, "of commits on a volume alone, so far"
+def test_servers_and_their_fellows_need_no_volume_where_weights_go_through_a_bucket(
+    namespace: Kubectl,
+) -> None:
+    committed = changed(served_by_store("committed"), "spec.sync", {"method": "checkpoint"})
+    for written in (served_by_store(), committed):
+        done = namespace.apply(written)
+        assert done.returncode == 0, done.stderr
+        run = namespace.get("trainingrun", written["metadata"]["name"])
+        assert run is not None
+        assert run["spec"]["servers"][0] == written["spec"]["servers"][0]
+        assert run["spec"]["servers"][0]["sync"]["fellows"]
 
 
 def test_the_scale_of_explorers_that_ray_counts_is_refused(namespace: Kubectl) -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from trainsync import megatron_sync_weight_nccl
 from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.load.reshard.files import MappedShards
 from trainsync.checkpoint.load.reshard.shard_files import find_component
 from trainsync.checkpoint.load.whole_weights import whole_weights
 from trainsync.checkpoint.megatron_shards import MegatronShards
@@ -132,7 +133,7 @@ def global_state(run: RunDirectory, step: int) -> tuple[dict[str, Content], Any]
     files = read_manifest(run, SaveKind.CHECKPOINT, step).manifest.files
     component = find_component(files, "optim", "actor")
     assert component is not None
-    shards = MegatronShards(run.step(step).joinpath, component)
+    shards = MegatronShards(MappedShards(run.step(step).joinpath).open, component)
     found = {
         f"{key}{list(index)}": content(shards.whole(key, index))
         for key, tensor in shards.tensors.items()

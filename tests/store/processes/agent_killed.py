@@ -1,20 +1,23 @@
-"""An agent that is killed: ``agent_killed AREA.POINT OPTIONS``.
+"""An agent that is killed: ``agent_killed AREA.POINT[@TIMES] OPTIONS``.
 
-It kills itself with SIGKILL when it first comes to the point.
+It kills itself with SIGKILL when it comes to the point the first time, or so many times.
 """
 
 import os
 import signal
 import sys
+from itertools import count
 
 from trainsync import failpoints
 from trainsync.agent.__main__ import main
 
 if __name__ == "__main__":
-    area, _, wanted = sys.argv[1].partition(".")
+    where, _, times = sys.argv[1].partition("@")
+    area, _, wanted = where.partition(".")
+    visits = count(1)
 
     def handler(point: str) -> None:
-        if point == wanted:
+        if point == wanted and next(visits) == int(times or 1):
             os.kill(os.getpid(), signal.SIGKILL)
 
     failpoints.enable(area, handler)

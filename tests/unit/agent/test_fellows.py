@@ -102,6 +102,11 @@ def test_fellows_need_a_monitor_and_an_address(tmp_path: Path) -> None:
     monitor = ["--monitor=http://m:8080", "--token-file=t", "--servers=s", "--host=0.0.0.0"]
     with pytest.raises(AgentSettingsError, match=r"--host is 0\.0\.0\.0, expected an address"):
         read_settings([*common, *monitor, f"--memory={tmp_path}"], {})
+    bucket = [common[0], "--directory=s3://bucket/a", "--fellows", f"--memory={tmp_path}"]
+    with pytest.raises(AgentSettingsError, match="--fellows needs --monitor"):
+        read_settings(bucket, {})
+    given = read_settings([*bucket, *monitor[:3]], {})
+    assert (given.bucket, given.fellows) == ("s3://bucket/a", True)
     wrong = {"TRAINSYNC_AGENT_FELLOWS": "yes"}
     with pytest.raises(AgentSettingsError, match="TRAINSYNC_AGENT_FELLOWS is 'yes'"):
         read_settings([*common[:2], f"--memory={tmp_path}"], wrong)

@@ -62,10 +62,6 @@ def test_options_win_over_variables_and_variables_over_defaults() -> None:
         ((*_GOOD, "--dtype=int8"), "--dtype is 'int8'"),
         ((*_GOOD, "--memory=/no/such/place"), "--memory is /no/such/place"),
         ((*_GOOD, "--log-level=loud"), "--log-level is 'loud'"),
-        (
-            (_GOOD[0], "--directory=s3://bbb/a", "--fellows", *_MONITOR),
-            "--fellows is not for commits in a bucket, such as s3://bbb/a, so far",
-        ),
         ((*_GOOD, "--sever=x"), "unrecognized arguments: --sever=x"),
     ],
 )

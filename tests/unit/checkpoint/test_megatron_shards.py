@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
+from trainsync.checkpoint.load.reshard.files import MappedShards
 from trainsync.checkpoint.load.reshard.shard_files import Component
 from trainsync.checkpoint.megatron_shards import Box, MegatronShards, is_megatron, pack, require
 from trainsync.checkpoint.shard_names import shard_file_name
@@ -21,7 +22,7 @@ def write(directory: Path, ranks: list[list[Box]], layout: dict[str, int]) -> Me
         path = directory / "actor" / shard_file_name("model", rank, len(ranks))
         torch.save(pack(boxes, layout), path)
     component = Component("model", "actor", len(ranks), frozenset(range(len(ranks))))
-    return MegatronShards(directory.joinpath, component)
+    return MegatronShards(MappedShards(directory.joinpath).open, component)
 
 
 def box(layer: int, start: int, stop: int, *, data: torch.Tensor | None = None) -> Box:
@@ -93,13 +94,15 @@ def test_a_missing_rank_and_a_foreign_file_are_damage(tmp_path: Path) -> None:
     write(tmp_path / "step", [[box(0, 0, ROWS)], [box(1, 0, ROWS)]], {"pp": 2})
     with pytest.raises(CorruptCheckpointError, match="has no actor/model_world_size_3_rank_1"):
         MegatronShards(
-            (tmp_path / "step").joinpath, Component("model", "actor", 3, frozenset({0, 2}))
+            MappedShards((tmp_path / "step").joinpath).open,
+            Component("model", "actor", 3, frozenset({0, 2})),
         )
     path = tmp_path / "step/actor" / shard_file_name("model", 0, 2)
     torch.save({"w": torch.ones(1)}, path)
     with pytest.raises(CorruptCheckpointError, match="is not the shard of a Megatron model"):
         MegatronShards(
-            (tmp_path / "step").joinpath, Component("model", "actor", 2, frozenset({0, 1}))
+            MappedShards((tmp_path / "step").joinpath).open,
+            Component("model", "actor", 2, frozenset({0, 1})),
         )
 
 

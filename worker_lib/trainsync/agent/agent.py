@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from trainsync.agent.admission.committed import BucketVersions
+from trainsync.agent.admission.committed import BucketVersions, CountedReads
 from trainsync.agent.admission.reading import CommittedVersions, ReadsVersions
 from trainsync.agent.admission.stored import StoredVersions
 from trainsync.agent.commit_feed import CommitFeed
@@ -19,9 +19,10 @@ from trainsync.agent.directory_feed import DirectoryFeed
 from trainsync.agent.endpoint import Answer, EndpointError, HealthEndpoint, json_answer, text_answer
 from trainsync.agent.feed import VersionFeed
 from trainsync.agent.fellows.objects import FellowsObjects
-from trainsync.agent.fellows.reader import FellowsReader
+from trainsync.agent.fellows.reader import FellowsBucketReader, FellowsReader
 from trainsync.agent.fellows.registry import FellowsLink
 from trainsync.agent.fellows.sharing import FellowServer
+from trainsync.agent.fellows.versions import HeldVersions
 from trainsync.agent.following import Follower
 from trainsync.agent.intervals import DEFAULT_INTERVALS, AgentIntervals
 from trainsync.agent.metrics import CONTENT_TYPE, AgentMetrics
@@ -37,6 +38,7 @@ from trainsync.engines.servers.kinds import driver_of
 from trainsync.runtime.relays.committed_weights import read_stored_weights, read_weights
 from trainsync.runtime.sync_store import limits_within
 from trainsync.storage.layout import RunDirectory
+from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.of_run import open_run_store
 from trainsync.weights.staging.area import StagingArea
 
@@ -45,13 +47,16 @@ _ALIVE_SECONDS: Final = 4.0  # a probe waits for 5
 _LOOK_SECONDS: Final = 5.0  # of a look at a store's index, or at what a bucket has
 
 
+_Reader = FellowsReader | FellowsBucketReader | FellowsObjects
+
+
 @dataclass(frozen=True)
 class _PassingOn:
     """What an agent with ``--fellows`` has."""
 
     link: FellowsLink
     server: FellowServer
-    reader: FellowsReader | FellowsObjects
+    reader: _Reader
 
 
 class Agent:
@@ -255,12 +260,19 @@ class Agent:
         name = hashlib.sha256(settings.server.encode()).hexdigest()[:16]
         folder = settings.memory / f"trainsync-fellows-{name}"
         given = folder, link.known, server, self._metrics, self._intervals.stall
-        reader: FellowsReader | FellowsObjects
+        reader: _Reader
         try:
-            if settings.store is None:
-                reader = FellowsReader(read_weights, *given)
-            else:
+            if settings.store is not None:
                 reader = FellowsObjects(settings.store.open(float(settings.timeout)), *given)
+            elif settings.bucket is not None:
+                reader = FellowsBucketReader(
+                    read_weights,
+                    CountedReads(read_stored_weights, self._metrics),
+                    _bucket(settings.bucket, settings),
+                    HeldVersions(*given),
+                )
+            else:
+                reader = FellowsReader(read_weights, HeldVersions(*given))
         except BaseException:
             server.close()
             raise
@@ -305,17 +317,24 @@ def _feed(settings: AgentSettings) -> VersionFeed:
 
 
 def _versions(
-    settings: AgentSettings, fellows: FellowsReader | FellowsObjects | None, metrics: AgentMetrics
+    settings: AgentSettings, fellows: _Reader | None, metrics: AgentMetrics
 ) -> ReadsVersions:
     required = settings.proof == "required"
     if settings.store is not None:
-        assert not isinstance(fellows, FellowsReader)
+        assert fellows is None or isinstance(fellows, FellowsObjects)
         bucket = settings.store.open(float(settings.timeout))
         return StoredVersions(bucket, metrics, required=required, fellows=fellows)
     if settings.bucket is not None:
-        bucket = open_run_store(settings.bucket, limits_within(float(settings.timeout)))
-        return BucketVersions(bucket, settings.bucket, read_stored_weights, required=required)
+        assert fellows is None or isinstance(fellows, FellowsBucketReader)
+        bucket = _bucket(settings.bucket, settings)
+        stored = fellows or CountedReads(read_stored_weights, metrics)
+        return BucketVersions(bucket, settings.bucket, stored, required=required)
     assert settings.directory is not None, "read_settings has seen to it"
-    assert not isinstance(fellows, FellowsObjects)
+    assert fellows is None or isinstance(fellows, FellowsReader)
     read = fellows or read_weights
     return CommittedVersions(settings.directory, settings.name, read, required=required)
+
+
+def _bucket(url: str, settings: AgentSettings) -> Bucket:
+    """For the fetch of a version."""
+    return open_run_store(url, limits_within(float(settings.timeout)))

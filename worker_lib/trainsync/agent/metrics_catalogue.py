@@ -41,7 +41,7 @@ STAGED_BYTES: Final = counter(
 )
 FETCHED_BYTES: Final = counter(
     "trainsync_agent_fetched_bytes_total",
-    "Bytes fetched with `--store` or `--fellows`.",
+    "Bytes fetched from a bucket (store), or with `--fellows`.",
     Label("source", "volume, fellow, store", 3),
     unit="bytes",
 )

@@ -251,7 +251,7 @@ def read_settings(
         log_level=LogLevel(_choice("--log-level", given.log_level, [*LogLevel])),
         name=f"agent-{environ.get(env.POD_NAME) or socket.gethostname()}",
         rendezvous=_rendezvous(given),
-        fellows=_fellows(given, bucket),
+        fellows=_fellows(given),
         store=store,
         bucket=bucket,
     )
@@ -325,14 +325,9 @@ def _rendezvous(given: argparse.Namespace) -> Rendezvous | None:
     )
 
 
-def _fellows(given: argparse.Namespace, bucket: str | None) -> bool:
+def _fellows(given: argparse.Namespace) -> bool:
     if _choice(env.AGENT_FELLOWS, given.fellows, ("true", "false")) == "false":
         return False
-    if bucket is not None:
-        raise AgentSettingsError(
-            f"--fellows is not for commits in a bucket, such as {bucket}, so far: leave it out, or"
-            " follow sync method store"
-        )
     if not given.monitor:
         raise AgentSettingsError("--fellows needs --monitor, which tells agents of one another")
     if ip_address(_address(given.host)).is_unspecified:

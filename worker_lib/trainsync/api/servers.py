@@ -55,7 +55,7 @@ class ServerSync(Model):
         default=False,
         description=(
             "Whether agents pass versions on to one another, so that one of them alone reads all "
-            "of it from the volume or the store."
+            "of it from the volume or the bucket."
         ),
     )
 

@@ -9,13 +9,12 @@ tensor, and so any other layout, is put together from those that overlap it. Nee
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
-from trainsync.checkpoint.load.reshard.shard_files import Component, forget_pages, open_shard
+from trainsync.checkpoint.load.reshard.shard_files import Component, forget_pages
 
 FORMAT: Final = "trainsync.megatron.1"
 
@@ -84,7 +83,7 @@ class GlobalTensor:
 
 
 class MegatronShards:
-    """Shard files of a step's weights, mapped; what is not read costs no memory.
+    """Shard files of a step's weights; what is not read of mapped ones costs no memory.
 
     Attributes:
         tensors: of the whole model, by key.
@@ -92,16 +91,17 @@ class MegatronShards:
         beside: what each rank saved besides, by rank; see `pack`.
 
     Args:
-        locate: where to open a file, by its path relative to the step's directory.
+        opens: gives the state in a file, by its path relative to the step's directory.
         ranks: those whose files are opened; None: all that saved.
 
     Raises:
         CorruptCheckpointError: a file is missing, or the files contradict each other.
+        What ``opens`` raises.
     """
 
     def __init__(
         self,
-        locate: Callable[[str], Path],
+        opens: Callable[[str], Any],
         component: Component,
         ranks: Iterable[int] | None = None,
     ) -> None:
@@ -112,7 +112,7 @@ class MegatronShards:
         self._component = component
         for rank in sorted(component.ranks if ranks is None else ranks):
             path = component.path(rank)
-            state = open_shard(locate(path))
+            state = opens(path)
             if not is_megatron(state):
                 raise CorruptCheckpointError(f"{path} is not the shard of a Megatron model")
             try:

@@ -18,6 +18,7 @@ from trainsync.agent.fellows.holding import Holding, HoldingClosedError, version
 from trainsync.agent.fellows.reader import FellowsReader
 from trainsync.agent.fellows.registry import KnownFellows
 from trainsync.agent.fellows.sharing import FellowServer
+from trainsync.agent.fellows.versions import HeldVersions
 from trainsync.agent.metrics import AgentMetrics
 from trainsync.agent.state import AgentState, ReadinessLimits
 from trainsync.api.protocol import Fellow, SaveKind
@@ -82,14 +83,14 @@ class Taking:
         self.metrics = AgentMetrics(AgentState, limits)
         self.server = FellowServer("127.0.0.1", lambda: key, _STALL / 2)
         stack.callback(self.server.close)
-        self.reader = FellowsReader(
-            _read,
+        held = HeldVersions(
             folder,
             lambda: KnownFellows(name, key, tuple(place.fellows)),
             self.server,
             self.metrics,
             _STALL,
         )
+        self.reader = FellowsReader(_read, held)
         stack.callback(self.reader.close)
         self.fellow = Fellow(name=name, address=self.server.address)
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainsync.checkpoint.errors import UnsupportedStateError
+from trainsync.checkpoint.load.reshard.files import MappedShards
 from trainsync.checkpoint.load.reshard.shard_files import Component
 from trainsync.checkpoint.megatron_shards import MegatronShards, pack
 from trainsync.checkpoint.shard_names import shard_file_name
@@ -119,7 +120,7 @@ def saved(
         path = directory / name / shard_file_name("optim", rank, len(held))
         torch.save(pack(own_boxes(parts), {"tp": 1}), path)
     component = Component("optim", name, len(held), frozenset(range(len(held))))
-    return MegatronShards(directory.joinpath, component)
+    return MegatronShards(MappedShards(directory.joinpath).open, component)
 
 
 @pytest.mark.parametrize("before", [(1, 1), (2, 1), (1, 4), (3, 2)])

@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
+from trainsync.checkpoint.errors import (
+    CorruptCheckpointError,
+    StateMismatchError,
+    UnsupportedPlaceError,
+)
 from trainsync.checkpoint.load.account import LoadedBytes
 from trainsync.checkpoint.load.reshard.shard_files import Component
 from trainsync.checkpoint.load.resume import Resume
+from trainsync.checkpoint.load.stored import StoredFiles
 from trainsync.checkpoint.megatron_shards import Box, MegatronShards, pack, require
 from trainsync.checkpoint.memory.lookup import Sources
 from trainsync.engines.megatron.step_shards import StepShards
@@ -199,3 +204,17 @@ def test_of_what_was_fetched_only_what_is_read_counts(
         read = step.check(lambda: step.open(COMPONENT, needed)[1], "planning")
     size = len(shard(0))
     assert read == LoadedBytes(memory=size, neighbour=size if begin == 0 else 0)
+
+
+def test_a_step_in_a_bucket_is_refused_and_not_taken_for_damaged(resume: Resume) -> None:
+    told: list[str] = []
+
+    def report(what: str) -> bool:
+        told.append(what)
+        return True
+
+    store = StoredFiles("s3://bucket/run", {})
+    stored = dataclasses.replace(resume, store=store, report=report)
+    with Sources(stored) as sources, pytest.raises(UnsupportedPlaceError, match="s3://bucket/run"):
+        opened(stored, sources, 0, 2)
+    assert not told

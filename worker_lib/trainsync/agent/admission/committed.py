@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from trainsync.agent.admission.reading import FetchedVersion, NoProofError
+from trainsync.agent.metrics import AgentMetrics
 from trainsync.agent.version import Version
 from trainsync.checkpoint.load.stored import DifferentBytesError, StoredFiles
 from trainsync.storage.errors import DamagedFileError
@@ -63,6 +64,20 @@ class BucketVersions:
         if self._proof is None and self._required:
             raise NoProofError(f"version {stored.manifest.step} was saved without a proof")
         return {}
+
+
+class CountedReads:
+    """Another `ReadsStoredWeights`, of which the metrics count the weights' bytes."""
+
+    def __init__(self, read: ReadsStoredWeights, metrics: AgentMetrics) -> None:
+        self._read = read
+        self._metrics = metrics
+
+    def __call__(self, url: str, stored: Stored, *, deadline: float) -> Mapping[str, torch.Tensor]:
+        """See `ReadsStoredWeights`."""
+        tensors = self._read(url, stored, deadline=deadline)
+        self._metrics.fetched("store", sum(tensor.nbytes for tensor in tensors.values()))
+        return tensors
 
 
 def _proof_of(url: str, stored: Stored) -> Proof | None:

@@ -1,8 +1,8 @@
 """Agents pass versions on to one another, so that few of them read the volume or the store.
 
-Begin at `reader` (files of a volume) or `objects` (of a store): a file comes from the agent before
-(`fetching`), while the one behind reads it already (`holding`, `sharing`). `order` says which agent
-is before which; `registry` hears of them.
+Begin at `reader` (committed versions: `versions` has their files) or `objects` (of a store): a file
+comes from the agent before (`fetching`), while the one behind reads it already (`holding`,
+`sharing`). `order` says which agent is before which; `registry` hears of them.
 
 A connection carries one file. It begins with the handshake of a broadcast's control line
 (`trainsync.weights.transports.broadcast`), with the token HMAC-SHA256(the monitor's key, "chain

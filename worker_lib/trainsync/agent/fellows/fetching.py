@@ -1,4 +1,4 @@
-"""One file from a fellow, the volume or the store into a holding; verified by its digest."""
+"""One file from a fellow, the volume or a bucket into a holding; verified by its digest."""
 
 import os
 import socket

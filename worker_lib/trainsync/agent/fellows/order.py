@@ -6,7 +6,7 @@ from typing import Final
 from trainsync.api.protocol import Fellow
 
 MOST_TRIED: Final = 2
-"""Each costs a stall where it is cut off; the volume comes after them."""
+"""Each costs a stall where it is cut off; the volume or the bucket comes after them."""
 
 
 def sources(me: str, fellows: Iterable[Fellow]) -> list[Fellow]:

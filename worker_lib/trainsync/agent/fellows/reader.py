@@ -1,102 +1,93 @@
-"""Reads a version's files from fellows first, and gives them on."""
+"""Reads committed versions from fellows first, and gives them on."""
 
-import logging
-import shutil
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 import torch
 
-from trainsync.agent.fellows.fetching import FellowFailedError, from_fellow, from_volume
+from trainsync.agent.fellows.fetching import from_pieces, from_volume
 from trainsync.agent.fellows.holding import Holding
-from trainsync.agent.fellows.order import sources
-from trainsync.agent.fellows.registry import KnownFellows
-from trainsync.agent.fellows.sharing import FellowServer
-from trainsync.agent.metrics import AgentMetrics
-from trainsync.api.protocol import Fellow
-from trainsync.failpoints import failpoint
-from trainsync.storage.errors import UnsafePathError
+from trainsync.agent.fellows.versions import HeldVersions
+from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingError
+from trainsync.storage.objects.manifests import Stored
 from trainsync.storage.saves.manifest import Manifest
+from trainsync.weights.errors import DigestMismatchError, WeightsUnavailableError
 from trainsync.weights.transports.volume.fetcher import ReadsWeights
-
-_LOG = logging.getLogger(__name__)
-_SHARE_OF_TIME: Final = 0.5  # of what is left, for all fellows: the volume gets the rest
+from trainsync.weights.transports.volume.stored import ReadsStoredWeights
 
 
 class FellowsReader:
-    """See `ReadsWeights`. One thread.
+    """Versions of a volume. See `ReadsWeights`. One thread.
 
     Args:
         read: puts weights together, and verifies each file again.
-        folder: for files, in this host's memory; what an agent before left there is removed.
-        known: gives the fellows of now.
-        stall: seconds without a byte after which the next source is taken.
     """
 
-    def __init__(
-        self,
-        read: ReadsWeights,
-        folder: Path,
-        known: Callable[[], KnownFellows | None],
-        server: FellowServer,
-        metrics: AgentMetrics,
-        stall: float,
-    ) -> None:
+    def __init__(self, read: ReadsWeights, held: HeldVersions) -> None:
         self._read = read
-        self._folder = folder
-        self._known = known
-        self._server = server
-        self._metrics = metrics
-        self._stall = stall
-        self._number = 0
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(mode=0o700)
+        self._held = held
 
     def __call__(
         self, directory: Path, manifest: Manifest, *, deadline: float
     ) -> Mapping[str, torch.Tensor]:
         """See `ReadsWeights`. Where the memory has no room, the volume is read as without."""
-        self._server.hold(None)  # its memory is needed
-        self._number += 1
-        try:
-            holding = Holding(self._folder / str(self._number), manifest.files)
-            self._server.hold(holding)
-            self._fill(holding, directory, deadline)
-        except (OSError, UnsafePathError) as error:
-            _LOG.warning("version %d is not passed on to fellows: %s", manifest.step, error)
-            self._server.hold(None)
-            return self._read(directory, manifest, deadline=deadline)
-        except BaseException:
-            self._server.hold(None)  # fellows take another source
-            raise
-        return self._read(holding.folder, manifest, deadline=deadline)
+
+        def take(holding: Holding, index: int, until: float) -> None:
+            from_volume(directory, holding, index, until)
+
+        folder = self._held.bring(manifest, "volume", take, deadline)
+        return self._read(folder or directory, manifest, deadline=deadline)
 
     def close(self) -> None:
         """Remove the files."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._held.close()
 
-    def _fill(self, holding: Holding, directory: Path, deadline: float) -> None:
-        known = self._known()
-        left = [] if known is None else sources(known.me, known.fellows)
-        key = "" if known is None else known.key
-        now = time.monotonic()
-        until = now + max(0.0, deadline - now) * _SHARE_OF_TIME
-        for index, entry in enumerate(holding.files):
-            while left and not self._from(left[0], key, holding, index, until):
-                left.pop(0)  # not asked for this version again
-            if not left:
-                from_volume(directory, holding, index, deadline)
-                self._metrics.fetched("volume", entry.bytes)
-            failpoint("fellows.held")
 
-    def _from(self, fellow: Fellow, key: str, holding: Holding, index: int, until: float) -> bool:
+class FellowsBucketReader:
+    """Versions that are committed in a bucket. See `ReadsStoredWeights`. One thread.
+
+    Args:
+        read: puts weights together in this host's memory, and verifies each file again.
+        read_bucket: puts them together from the bucket, where the memory has no room.
+        bucket: of the run; with the right to read alone.
+    """
+
+    def __init__(
+        self,
+        read: ReadsWeights,
+        read_bucket: ReadsStoredWeights,
+        bucket: Bucket,
+        held: HeldVersions,
+    ) -> None:
+        self._read = read
+        self._read_bucket = read_bucket
+        self._bucket = bucket
+        self._held = held
+
+    def __call__(self, url: str, stored: Stored, *, deadline: float) -> Mapping[str, torch.Tensor]:
+        """See `ReadsStoredWeights`."""
+
+        def take(holding: Holding, index: int, until: float) -> None:
+            self._take(stored, holding, index, until)
+
+        folder = self._held.bring(stored.manifest, "store", take, deadline)
+        if folder is not None:
+            try:
+                return self._read(folder, stored.manifest, deadline=deadline)
+            except OSError as error:
+                raise WeightsUnavailableError(f"{folder} cannot be read: {error}") from error
+        return self._read_bucket(url, stored, deadline=deadline)
+
+    def close(self) -> None:
+        """Remove the files."""
+        self._held.close()
+
+    def _take(self, stored: Stored, holding: Holding, index: int, deadline: float) -> None:
+        entry = holding.files[index]
+        key = stored.keys[entry.path]
         try:
-            from_fellow(fellow, key, holding, index, self._stall, until)
-        except FellowFailedError as error:
-            self._metrics.fellow_failed()
-            _LOG.warning("a file is taken from elsewhere: %s", error)
-            return False
-        self._metrics.fetched("fellow", holding.files[index].bytes)
-        return True
+            blocks = self._bucket.blocks(key, entry.bytes)
+            from_pieces(holding, index, blocks, f"{self._bucket.name}/{key}", deadline)
+        except (ObjectMissingError, ObjectChangedError) as error:  # the manifest is looked at again
+            raise DigestMismatchError(str(error)) from error

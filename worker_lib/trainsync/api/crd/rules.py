@@ -166,13 +166,6 @@ RULES: Final[dict[str, list[Rule]]] = {
             " checkpoint or store: set one, or remove the servers",
         ),
         Rule(
-            "!has(self.checkpoint.storage.objectStore) || self.sync.method != 'checkpoint' ||"
-            " !has(self.servers) || self.servers.all(s, !s.sync.fellows)",
-            "spec.servers[].sync.fellows passes on the weights of spec.sync.method checkpoint on a"
-            " volume alone, so far, and spec.checkpoint.storage.objectStore has none: remove it,"
-            " or choose method store",
-        ),
-        Rule(
             "!has(self.checkpoint.storage.objectStore) ||"
             " !has(self.checkpoint.storage.objectStore.readCredentials) ||"
             " self.sync.method == 'checkpoint'",

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from trainsync.checkpoint.errors import StateMismatchError
 from trainsync.checkpoint.load.reshard.read import ComponentRead
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.load.stored import StoredFiles
+from trainsync.checkpoint.load.stored_megatron import stored_megatron_weights
 from trainsync.checkpoint.load.stored_shards import StoredShards
 from trainsync.checkpoint.load.whole_weights import in_time, model_of, want_all
 from trainsync.checkpoint.megatron_shards import is_megatron
@@ -40,7 +40,8 @@ class _FilesInTime(StoredFiles):
 
 
 def stored_weights(url: str, stored: Stored, *, deadline: float) -> dict[str, torch.Tensor]:
-    """Full CPU tensors that own their memory, under the names that the trainer's state has.
+    """Full CPU tensors that own their memory, under the names that the trainer's state has; of a
+    Megatron model, see `stored_megatron_weights`.
 
     Args:
         url: of the run's store, which is opened by this process's environment.
@@ -49,7 +50,7 @@ def stored_weights(url: str, stored: Stored, *, deadline: float) -> dict[str, to
 
     Raises:
         CorruptCheckpointError: an object is gone or differs from the manifest.
-        StateMismatchError: the step holds no weights of one model, or Megatron's.
+        StateMismatchError, MergeError: the step holds no weights of one model.
         LoadTimeoutError: the deadline has passed.
         StoreError: the store cannot be read.
     """
@@ -60,10 +61,8 @@ def stored_weights(url: str, stored: Stored, *, deadline: float) -> dict[str, to
     shards = StoredShards(resume, files)
     reading = ComponentRead(shards, model_of(manifest), 0, 1)
     if is_megatron(reading.state):
-        raise StateMismatchError(
-            f"{what} has weights of Megatron, which are not read from a store yet; expected those "
-            "of fsdp_save_state_dict, or a run on a volume"
-        )
+        component = reading.component
+        return stored_megatron_weights(files, shards, manifest, component, what, deadline)
     names = want_all(reading)
     shards.find(reading.paths)
     found = reading.read()

@@ -64,11 +64,8 @@ def verify_all(resume: Resume, paths: Sequence[str]) -> None:
         CorruptCheckpointError: of the first that is missing, or differs.
         UnsupportedPlaceError: the checkpoint is in a store, and the caller reads a directory.
     """
-    if resume.store is not None and paths:
-        raise UnsupportedPlaceError(
-            f"the checkpoint of step {resume.step} is in {resume.store.url}, and this loads from a "
-            "directory; expected load_sharded or load_shard, or a run on a volume"
-        )
+    if paths:
+        refuse_store(resume)
     entries = [resume.entry(path) for path in paths]
     try:
         for entry in entries:
@@ -82,3 +79,12 @@ def verify_all(resume: Resume, paths: Sequence[str]) -> None:
         raise resume.damaged(str(error)) from error
     for reading, (_, sentence) in problems.items():
         raise resume.damaged(f"{resume.path / reading.entry.path} {sentence}")
+
+
+def refuse_store(resume: Resume) -> None:
+    """Raises `UnsupportedPlaceError`: the checkpoint is in a store, not in a directory."""
+    if resume.store is not None:
+        raise UnsupportedPlaceError(
+            f"the checkpoint of step {resume.step} is in {resume.store.url}, and this loads from a "
+            "directory; expected load_sharded or load_shard, or a run on a volume"
+        )

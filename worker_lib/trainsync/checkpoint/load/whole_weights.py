@@ -98,7 +98,7 @@ def _of_megatron(
     config = f"{component.subdir}/huggingface"
     _check(directory, manifest, [f"{config}/config.json"], what, deadline)
     weights = MegatronWeights(
-        MegatronShards(directory.joinpath, component), directory / config, None
+        MegatronShards(MappedShards(directory.joinpath).open, component), directory / config, None
     )
     _check(directory, manifest, weights.paths, what, deadline)
     tensors = {}

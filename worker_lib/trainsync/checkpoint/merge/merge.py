@@ -183,7 +183,8 @@ class _Merge:
 
     def _open(self, config: Path, dtype: torch.dtype | None) -> MergedWeights | MegatronWeights:
         component = self._files.component
-        reading = ComponentRead(MappedShards(self._base.joinpath), component, 0, 1)
+        files = MappedShards(self._base.joinpath)
+        reading = ComponentRead(files, component, 0, 1)
         if not is_megatron(reading.state):
             base = None if self._base_model is None else BaseModel(self._base_model)
             meta = self._files.adapter
@@ -198,7 +199,7 @@ class _Merge:
             check_file(self._base, self._files.small["config.json"], with_digest=True)
         except (FileCheckError, FileNotFoundError) as error:
             raise CorruptCheckpointError(str(error)) from error
-        return MegatronWeights(MegatronShards(self._base.joinpath, component), config, dtype)
+        return MegatronWeights(MegatronShards(files.open, component), config, dtype)
 
     def write(self, folder: Path, most: int) -> tuple[list[TensorEntry], list[str], list[str]]:
         """Fill ``folder``; returns what was written, the files, and names that were left out."""

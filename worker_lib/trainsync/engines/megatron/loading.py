@@ -50,6 +50,7 @@ def megatron_load_state_dict(
 
     Raises:
         StateMismatchError: another model; names both parallel layouts.
+        UnsupportedPlaceError: the step is in a bucket.
         UnsupportedStateError: Megatron returns copies of weights, which cannot be loaded in place.
         CorruptCheckpointError: a file is missing, or differs from the manifest.
         LoadFailedError: another rank failed; names the rank and the cause.

@@ -60,19 +60,21 @@ def megatron_save_state_dict(
     Every rank calls it.
 
     Args:
-        local_path: ``<run directory>/global_step_N/actor``, or ``actor``.
+        local_path: ``<run directory>/global_step_N/actor``, or ``actor``, as in a bucket.
         synchronous: let any engine write with its own code.
 
     Raises:
         TypeError: the engine lacks a required attribute.
+        UnsupportedPlaceError: the engine would write with its own code, and the run's checkpoints
+            are in a bucket.
         Exception: as `CheckpointCoordinator.save_async`; as `CheckpointCoordinator.save_sync` for
             an engine that writes with its own code.
     """
     trained = _trained(engine)
-    directory = coordinator.directory  # refused in a bucket, where no reader takes Megatron's
-    subdir = subdirectory(local_path, lambda: directory, global_step)
+    subdir = subdirectory(local_path, lambda: coordinator.directory, global_step)
     layout = ParallelLayout()
     if synchronous or getattr(trained, "writes_for_itself", False):
+        _ = coordinator.directory  # refused in a bucket, where no reader takes what engines write
         save_by_engine(
             trained,
             MODEL,

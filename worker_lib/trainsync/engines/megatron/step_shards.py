@@ -8,9 +8,10 @@ from contextlib import suppress
 
 from trainsync.checkpoint.errors import CheckpointError
 from trainsync.checkpoint.load.account import LoadedBytes
+from trainsync.checkpoint.load.reshard.files import MappedShards
 from trainsync.checkpoint.load.reshard.shard_files import Component
 from trainsync.checkpoint.load.resume import Resume
-from trainsync.checkpoint.load.verify import Need, assign, verify_all
+from trainsync.checkpoint.load.verify import Need, assign, refuse_store, verify_all
 from trainsync.checkpoint.megatron_shards import MegatronShards
 from trainsync.checkpoint.memory.lookup import Sources
 from trainsync.checkpoint.memory.neighbour.fetching import bring
@@ -30,9 +31,13 @@ class StepShards:
     Attributes:
         resume: the step.
         memory, ranks: see Args.
+
+    Raises:
+        UnsupportedPlaceError: the step is in a store.
     """
 
     def __init__(self, resume: Resume, memory: Sources, ranks: Agreement) -> None:
+        refuse_store(resume)
         self.resume = resume
         self.memory = memory
         self.ranks = ranks
@@ -79,7 +84,7 @@ class StepShards:
         opened = [component.path(rank) for rank in ranks]
         while True:
             try:
-                shards = MegatronShards(self.memory.glance, component, ranks)
+                shards = MegatronShards(MappedShards(self.memory.glance).open, component, ranks)
                 paths = needed(shards)
             except Exception:
                 if not self.memory.only_glanced(opened):

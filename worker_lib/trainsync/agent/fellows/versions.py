@@ -1,0 +1,119 @@
+"""Committed versions in this host's memory: files from fellows first, and given on."""
+
+import logging
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from trainsync.agent.fellows.fetching import FellowFailedError, from_fellow
+from trainsync.agent.fellows.holding import Holding
+from trainsync.agent.fellows.order import sources
+from trainsync.agent.fellows.registry import KnownFellows
+from trainsync.agent.fellows.sharing import FellowServer
+from trainsync.agent.metrics import AgentMetrics, FetchSource
+from trainsync.api.protocol import Fellow
+from trainsync.failpoints import failpoint
+from trainsync.storage.errors import UnsafePathError
+from trainsync.storage.saves.manifest import Manifest
+
+_LOG = logging.getLogger(__name__)
+_SHARE_OF_TIME: Final = 0.5  # of what is left, for all fellows: the volume or bucket gets the rest
+
+TakesFile = Callable[[Holding, int, float], None]
+"""Writes one file of a holding by a deadline, from where the version was saved."""
+
+
+class HeldVersions:
+    """One version at a time, every file compared with its digest. One thread.
+
+    Args:
+        folder: for files, in this host's memory; what an agent before left there is removed.
+        known: gives the fellows of now.
+        stall: seconds without a byte after which the next source is taken.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        known: Callable[[], KnownFellows | None],
+        server: FellowServer,
+        metrics: AgentMetrics,
+        stall: float,
+    ) -> None:
+        self._folder = folder
+        self._known = known
+        self._server = server
+        self._metrics = metrics
+        self._stall = stall
+        self._number = 0
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)
+
+    def bring(
+        self, manifest: Manifest, origin: FetchSource, take: TakesFile, deadline: float
+    ) -> Path | None:
+        """The folder with all files of a version; None: the memory has no room for them.
+
+        Args:
+            origin: where ``take`` reads.
+            deadline: on the monotonic clock.
+
+        Raises:
+            What ``take`` raises, but for OSError.
+        """
+        self._server.hold(None)  # its memory is needed
+        self._number += 1
+        try:
+            holding = Holding(self._folder / str(self._number), manifest.files)
+            self._server.hold(holding)
+            came = self._fill(holding, origin, take, deadline)
+        except (OSError, UnsafePathError) as error:
+            _LOG.warning("version %d is not passed on to fellows: %s", manifest.step, error)
+            self._server.hold(None)
+            return None
+        except BaseException:
+            self._server.hold(None)  # fellows take another source
+            raise
+        parts = ", ".join(f"{count} bytes from {name}" for name, count in came.items())
+        _LOG.info("version %d: %s", manifest.step, parts or "no bytes")
+        return holding.folder
+
+    def close(self) -> None:
+        """Remove the files."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _fill(
+        self, holding: Holding, origin: FetchSource, take: TakesFile, deadline: float
+    ) -> Counter[str]:
+        """How many bytes came from each source, by its name for people."""
+        known = self._known()
+        left = [] if known is None else sources(known.me, known.fellows)
+        key = "" if known is None else known.key
+        now = time.monotonic()
+        until = now + max(0.0, deadline - now) * _SHARE_OF_TIME
+        came: Counter[str] = Counter()
+        for index, entry in enumerate(holding.files):
+            while left and not self._from(left[0], key, holding, index, until):
+                left.pop(0)  # not asked for this version again
+            if not left:
+                take(holding, index, deadline)
+                self._metrics.fetched(origin, entry.bytes)
+            came[left[0].name if left else f"the {origin}"] += entry.bytes
+            failpoint("fellows.held")
+        return came
+
+    def _from(self, fellow: Fellow, key: str, holding: Holding, index: int, until: float) -> bool:
+        try:
+            from_fellow(fellow, key, holding, index, self._stall, until)
+        except FellowFailedError as error:
+            self._metrics.fellow_failed()
+            _LOG.warning("a file is taken from elsewhere: %s", error)
+            return False
+        self._metrics.fetched("fellow", holding.files[index].bytes)
+        return True
