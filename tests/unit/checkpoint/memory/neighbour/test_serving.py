@@ -1,5 +1,7 @@
 """What a server gives and takes: whole files, to processes of the run, of its own attempt."""
 
+import errno
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -164,6 +166,33 @@ def test_a_sender_that_dies_amid_a_copy_leaves_nothing(node: Node) -> None:
         eventually(lambda: len(node.held()) == 1)
         connection.shutdown(socket.SHUT_RDWR)
     eventually(lambda: node.held() == [])
+
+
+def test_a_copy_that_finds_no_space_amid_its_bytes_is_refused_and_leaves_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, written = os.write, 0
+
+    def write(fd: int, data: memoryview) -> int:
+        nonlocal written
+        if len(data) < 1000:  # other threads' own
+            return real(fd, data)
+        written += 1
+        if written == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data)
+
+    monkeypatch.setattr(os, "write", write)
+    with pytest.raises(NeighbourError, match="no room"):
+        node.put(DATA)
+    assert written == 2
+    assert node.held() == []
+
+
+def test_bytes_after_those_that_were_promised_are_not_kept(node: Node) -> None:
+    whole = DATA + b"more" * 1000
+    node.put(whole, bytes=len(DATA), digest=digest_of(DATA))
+    assert node.get(digest_of(DATA)) == DATA
 
 
 def test_a_frame_that_is_too_long_ends_the_connection(node: Node) -> None:

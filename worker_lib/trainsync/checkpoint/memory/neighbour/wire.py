@@ -19,6 +19,7 @@ the way, and the network is trusted not to alter them on purpose.
 import hashlib
 import hmac
 import json
+import os
 import secrets
 import socket
 import struct
@@ -39,6 +40,7 @@ _MAX_FRAME: Final = 4 << 10
 _LENGTH: Final = struct.Struct(">I")
 _NONCE_BYTES: Final = 32
 _PIECE: Final = 1 << 20
+_SILENCE: Final = struct.pack("@ll", int(SILENCE_SECONDS), 0)  # the system's `timeval`
 _MAX_CAUSE: Final = 400
 _HANDSHAKE_SECONDS: Final = 10.0
 
@@ -159,12 +161,14 @@ def send_file(
         sent: gets the bytes of each piece after it was sent.
 
     Raises:
-        NeighbourError: the other side is gone, or the file ends early.
+        NeighbourError: the other side is gone, or takes nothing, or the file ends early.
     """
+    _wait_in_the_system(connection)
     done = 0
     while done < size:
         try:
-            count = connection.sendfile(file, done, min(_PIECE, size - done))
+            # Not by `socket.sendfile`, which waits in Python for every part of a piece.
+            count = os.sendfile(connection.fileno(), file.fileno(), done, min(_PIECE, size - done))
         except OSError as error:
             raise NeighbourError(f"nothing can be sent: {_text(error)}") from error
         if count == 0:
@@ -183,6 +187,7 @@ def receive_file(connection: socket.socket, size: int, take: Callable[[memoryvie
         NeighbourError: the other side is gone, or silent.
         What ``take`` raises.
     """
+    _wait_in_the_system(connection)
     buffer = memoryview(bytearray(min(_PIECE, size)))
     left = size
     while left:
@@ -191,12 +196,21 @@ def receive_file(connection: socket.socket, size: int, take: Callable[[memoryvie
             try:
                 count = connection.recv_into(buffer[filled : min(len(buffer), left)])
             except OSError as error:
-                raise NeighbourError(f"{left} bytes are missing: {_text(error)}") from error
+                raise NeighbourError(
+                    f"{left - filled} bytes are missing: {_text(error)}"
+                ) from error
             if count == 0:
                 raise NeighbourError(f"its connection ended {left - filled} bytes early")
             filled += count
         take(buffer[:filled])
         left -= filled
+
+
+def _wait_in_the_system(connection: socket.socket) -> None:
+    """Bound each call in time by the system, not by Python, which wakes for every few packets."""
+    connection.settimeout(None)
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connection.setsockopt(socket.SOL_SOCKET, option, _SILENCE)
 
 
 def _exactly(connection: socket.socket, size: int, deadline: float) -> bytes:
@@ -231,4 +245,6 @@ def _proof(key: bytes, side: Side, nonces: tuple[str, str], frame: Frame) -> str
 
 
 def _text(error: OSError) -> str:
+    if isinstance(error, BlockingIOError):  # as the system says that the time is over
+        return f"the other side was silent for {SILENCE_SECONDS:.0f} s"
     return str(error) or type(error).__name__
