@@ -36,7 +36,7 @@ class ReadsStoredWeights(Protocol):
         """Full CPU tensors that own their memory, every byte verified.
 
         Raises:
-            As `ReadsWeights`, and StoreError: the store failed.
+            As `ReadsWeights`, and StoreError: the store failed. OSError is of this machine.
         """
         ...
 
@@ -79,7 +79,7 @@ class StoredStateDicts(WeightSource):
                 raise
         except DamagedFileError as error:
             raise DigestMismatchError(f"{what} is refused: {error}") from error
-        except StoreError as error:
+        except (StoreError, OSError) as error:  # a reader may need a file of this machine
             raise WeightsUnavailableError(f"{what} could not be read: {error}") from error
         return as_fetched(meta, tensors, self._expected, started)
 
