@@ -167,6 +167,13 @@ def running(place: Place, directory: Path, address: str, **more: Any) -> Iterato
         run.close()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _driver(ray_address: str) -> Iterator[None]:  # noqa: F811
+    ray.init(address=ray_address, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
 @pytest.fixture
 def run(place: Place, tmp_path: Path, ray_address: str) -> Iterator[Run]:  # noqa: F811
     with running(place, tmp_path, ray_address) as made:
