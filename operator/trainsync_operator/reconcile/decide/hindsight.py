@@ -19,6 +19,7 @@ from trainsync_operator.reconcile.run import Run, State
 # Kubernetes marks a silent node after 50 s; pods are evicted from it 30 s later.
 KNOWN_WITHIN: Final = timedelta(minutes=3)
 MARKED_WITHIN: Final = timedelta(seconds=60)
+"""How long a failure that would end the run waits for the mark, from the job's end."""
 _NODE_LOST: Final = (NODE_NOT_READY, "DeletionByTaintManager", "NodeLost")
 
 

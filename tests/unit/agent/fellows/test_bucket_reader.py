@@ -2,7 +2,6 @@
 
 import logging
 import os
-import secrets
 import shutil
 import threading
 import time
@@ -11,41 +10,26 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import xxhash
 from obstore.store import MemoryStore
 from trainsync.agent.fellows.holding import Holding
 from trainsync.agent.fellows.reader import FellowsBucketReader
-from trainsync.agent.fellows.registry import KnownFellows
-from trainsync.agent.fellows.sharing import FellowServer
 from trainsync.agent.fellows.versions import HeldVersions
-from trainsync.agent.metrics import AgentMetrics
-from trainsync.agent.state import AgentState, ReadinessLimits
 from trainsync.api.protocol import Fellow, SaveKind
-from trainsync.storage.digest import file_digest
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.manifests import Stored
 from trainsync.storage.saves.manifest import Manifest
 from trainsync.storage.saves.receipts import FileEntry
 from trainsync.weights.errors import DigestMismatchError, WeightsUnavailableError
 
-_KEY = secrets.token_hex(32)
-_STALL = 1.0
-_SECONDS = 20.0
+from tests.unit.agent.fellows.part import SECONDS, STALL, Part, read
+
 _SIZES = {"actor/a.pt": 3_000_001, "actor/b.pt": 5, "actor/empty": 0}
 _SIZE = sum(_SIZES.values())
 _WITHOUT = {"read": torch.ones(3)}
 """What is read where the memory has no room."""
-
-
-def _read(folder: Path, manifest: Manifest, *, deadline: float) -> Mapping[str, torch.Tensor]:
-    """The files' bytes, each verified, in place of weights."""
-    for entry in manifest.files:
-        assert file_digest(folder / entry.path) == entry.digest
-    found = {entry.path: np.fromfile(folder / entry.path, np.uint8) for entry in manifest.files}
-    return {path: torch.from_numpy(data) for path, data in found.items()}
 
 
 def _read_bucket(url: str, stored: Stored, *, deadline: float) -> Mapping[str, torch.Tensor]:
@@ -91,45 +75,29 @@ class Place:
         return holding
 
 
-class Taking:
+class Taking(Part):
     """An agent's part that reads versions."""
 
     def __init__(
         self, place: Place, folder: Path, name: str, bucket: Bucket, stack: ExitStack
     ) -> None:
+        super().__init__(lambda: place.fellows, name, stack)
         self._place = place
         self.folder = folder
-        self.metrics = AgentMetrics(AgentState, ReadinessLimits(1, False, 60))
-        self.server = FellowServer("127.0.0.1", lambda: _KEY, _STALL / 2)
-        stack.callback(self.server.close)
-
-        def known() -> KnownFellows:
-            return KnownFellows(name, _KEY, tuple(place.fellows))
-
-        held = HeldVersions(folder, known, self.server, self.metrics, _STALL)
-        self.reader = FellowsBucketReader(_read, _read_bucket, bucket, held)
+        held = HeldVersions(folder, self.known, self.server, self.metrics, STALL)
+        self.reader = FellowsBucketReader(read, _read_bucket, bucket, held)
         stack.callback(self.reader.close)
-        self.fellow = Fellow(name=name, address=self.server.address)
 
-    def take(self, seconds: float = _SECONDS) -> Mapping[str, torch.Tensor]:
+    def take(self, seconds: float = SECONDS) -> Mapping[str, torch.Tensor]:
         return self.reader("memory://", self._place.stored, deadline=time.monotonic() + seconds)
 
     def has_all(self, found: Mapping[str, torch.Tensor]) -> bool:
         return {path: t.numpy().tobytes() for path, t in found.items()} == self._place.data
 
-    def metric(self, name: str) -> float:
-        lines = self.metrics.render().decode().splitlines()
-        return float(next(li.rpartition(" ")[2] for li in lines if li.startswith(f"{name} ")))
-
     @property
-    def fetched(self) -> tuple[float, float]:
+    def sources(self) -> tuple[float, float]:
         """Bytes from the bucket and from fellows."""
-        name = 'trainsync_agent_fetched_bytes_total{source="%s"}'
-        return self.metric(name % "store"), self.metric(name % "fellow")
-
-    @property
-    def failures(self) -> float:
-        return self.metric("trainsync_agent_fellow_failures_total")
+        return self.fetched("store"), self.fetched("fellow")
 
 
 @pytest.fixture
@@ -147,7 +115,7 @@ def test_the_head_of_a_chain_alone_reads_the_bucket_and_the_log_says_so(
     with caplog.at_level(logging.INFO):
         for agent in chain:
             assert agent.has_all(agent.take())
-    assert [agent.fetched for agent in chain] == [(_SIZE, 0), (0, _SIZE), (0, _SIZE)]
+    assert [agent.sources for agent in chain] == [(_SIZE, 0), (0, _SIZE), (0, _SIZE)]
     assert [agent.failures for agent in chain] == [0, 0, 0]
     told = [line for line in caplog.messages if line.startswith("version 1: ")]
     assert told == [f"version 1: {_SIZE} bytes from {name}" for name in ("the store", "a", "b")]
@@ -165,9 +133,9 @@ def test_fellows_that_take_a_version_at_once_read_it_from_the_bucket_once(place:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(_SECONDS)
+        thread.join(SECONDS)
     assert all(agent.has_all(got[number]) for number, agent in enumerate(chain))
-    assert sum(agent.fetched[0] for agent in chain) == _SIZE
+    assert sum(agent.sources[0] for agent in chain) == _SIZE
 
 
 @pytest.mark.parametrize("fault", ["away", "has nothing", "stops amid a file", "damages"])
@@ -184,8 +152,8 @@ def test_what_a_fellow_does_not_give_comes_from_the_bucket(place: Place, fault: 
         head.server.hold(place.held("held", len(other), other))
     began = time.monotonic()
     assert last.has_all(last.take())
-    assert time.monotonic() - began < 5 * _STALL
-    assert last.fetched == (_SIZE, 0)
+    assert time.monotonic() - began < 5 * STALL
+    assert last.sources == (_SIZE, 0)
     assert last.failures == 1
 
 

@@ -1,7 +1,6 @@
 """Objects of a store between agents over real connections."""
 
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,10 +11,6 @@ import xxhash
 from obstore.store import MemoryStore
 from trainsync.agent.fellows.holding import Holding
 from trainsync.agent.fellows.objects import FellowsObjects
-from trainsync.agent.fellows.registry import KnownFellows
-from trainsync.agent.fellows.sharing import FellowServer
-from trainsync.agent.metrics import AgentMetrics
-from trainsync.agent.state import AgentState, ReadinessLimits
 from trainsync.api.protocol import Fellow
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import ObjectMissingError
@@ -23,9 +18,7 @@ from trainsync.storage.saves.receipts import FileEntry
 from trainsync.weights.errors import DigestMismatchError, WeightsUnavailableError
 from trainsync.weights.transports.anchors.index import StoredObject
 
-_KEY = secrets.token_hex(32)
-_STALL = 1.0
-_SECONDS = 20.0
+from tests.unit.agent.fellows.part import SECONDS, STALL, Part
 
 
 def _digest(data: bytes) -> str:
@@ -55,34 +48,20 @@ class Place:
         return Taking(self, self._folder / name, name, self._stack, bucket or self.bucket)
 
 
-class Taking:
+class Taking(Part):
     """An agent's part that reads objects."""
 
     def __init__(
         self, place: Place, folder: Path, name: str, stack: ExitStack, bucket: Bucket
     ) -> None:
+        super().__init__(lambda: place.fellows, name, stack)
         self.folder = folder
-        self.metrics = AgentMetrics(AgentState, ReadinessLimits(1, False, 60))
-        self.server = FellowServer("127.0.0.1", lambda: _KEY, _STALL / 2)
-        stack.callback(self.server.close)
-        self.objects = FellowsObjects(
-            bucket,
-            folder,
-            lambda: KnownFellows(name, _KEY, tuple(place.fellows)),
-            self.server,
-            self.metrics,
-            _STALL,
-        )
+        given = folder, self.known, self.server, self.metrics, STALL
+        self.objects = FellowsObjects(bucket, *given)
         stack.callback(self.objects.close)
-        self.fellow = Fellow(name=name, address=self.server.address)
 
-    def take(self, stored: StoredObject, seconds: float = _SECONDS) -> bytes:
+    def take(self, stored: StoredObject, seconds: float = SECONDS) -> bytes:
         return b"".join(self.objects(stored, time.monotonic() + seconds))
-
-    def fetched(self, source: str) -> float:
-        name = f'trainsync_agent_fetched_bytes_total{{source="{source}"}} '
-        lines = self.metrics.render().decode().splitlines()
-        return float(next(li.removeprefix(name) for li in lines if li.startswith(name)))
 
 
 @pytest.fixture

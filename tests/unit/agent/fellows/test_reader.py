@@ -10,34 +10,19 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from trainsync.agent.fellows.fetching import FellowFailedError, from_fellow
 from trainsync.agent.fellows.holding import Holding, HoldingClosedError, version_key
 from trainsync.agent.fellows.reader import FellowsReader
-from trainsync.agent.fellows.registry import KnownFellows
-from trainsync.agent.fellows.sharing import FellowServer
 from trainsync.agent.fellows.versions import HeldVersions
-from trainsync.agent.metrics import AgentMetrics
-from trainsync.agent.state import AgentState, ReadinessLimits
 from trainsync.api.protocol import Fellow, SaveKind
 from trainsync.storage.digest import file_digest
 from trainsync.storage.saves.manifest import Manifest
 from trainsync.storage.saves.receipts import FileEntry
 from trainsync.weights.errors import DigestMismatchError
 
-_KEY = secrets.token_hex(32)
-_STALL = 1.0
-_SECONDS = 20.0
-
-
-def _read(folder: Path, manifest: Manifest, *, deadline: float) -> Mapping[str, torch.Tensor]:
-    """The files' bytes, each verified, in place of weights."""
-    for entry in manifest.files:
-        assert file_digest(folder / entry.path) == entry.digest
-    found = {entry.path: np.fromfile(folder / entry.path, np.uint8) for entry in manifest.files}
-    return {path: torch.from_numpy(data) for path, data in found.items()}
+from tests.unit.agent.fellows.part import KEY, SECONDS, STALL, Part, read
 
 
 class Place:
@@ -70,46 +55,25 @@ class Place:
     def size(self) -> int:
         return sum(self.sizes.values())
 
-    def agent(self, name: str, key: str = _KEY) -> "Taking":
+    def agent(self, name: str, key: str = KEY) -> "Taking":
         return Taking(self, self._folder / name, name, key, self._stack)
 
 
-class Taking:
+class Taking(Part):
     """An agent's part that reads versions."""
 
     def __init__(self, place: Place, folder: Path, name: str, key: str, stack: ExitStack) -> None:
-        limits = ReadinessLimits(1, False, 60)
+        super().__init__(lambda: place.fellows, name, stack, key)
         self._place = place
-        self.metrics = AgentMetrics(AgentState, limits)
-        self.server = FellowServer("127.0.0.1", lambda: key, _STALL / 2)
-        stack.callback(self.server.close)
-        held = HeldVersions(
-            folder,
-            lambda: KnownFellows(name, key, tuple(place.fellows)),
-            self.server,
-            self.metrics,
-            _STALL,
-        )
-        self.reader = FellowsReader(_read, held)
+        held = HeldVersions(folder, self.known, self.server, self.metrics, STALL)
+        self.reader = FellowsReader(read, held)
         stack.callback(self.reader.close)
-        self.fellow = Fellow(name=name, address=self.server.address)
 
     def take(self, directory: Path | None = None) -> Mapping[str, torch.Tensor]:
         place = self._place
         return self.reader(
-            directory or place.volume, place.manifest, deadline=time.monotonic() + _SECONDS
+            directory or place.volume, place.manifest, deadline=time.monotonic() + SECONDS
         )
-
-    def metric(self, name: str) -> float:
-        lines = self.metrics.render().decode().splitlines()
-        return float(next(li.rpartition(" ")[2] for li in lines if li.startswith(f"{name} ")))
-
-    def fetched(self, source: str) -> float:
-        return self.metric(f'trainsync_agent_fetched_bytes_total{{source="{source}"}}')
-
-    @property
-    def failures(self) -> float:
-        return self.metric("trainsync_agent_fellow_failures_total")
 
 
 @pytest.fixture
@@ -140,15 +104,15 @@ def test_bytes_go_on_before_the_file_is_whole(place: Place, tmp_path: Path) -> N
     half = entry.bytes // 2
     holding.path(0).write_bytes(data[:half])
     holding.wrote(0, half)
-    end = time.monotonic() + _SECONDS
-    arguments = (head.fellow, _KEY, copy, 0, 10 * _STALL, end)
+    end = time.monotonic() + SECONDS
+    arguments = (head.fellow, KEY, copy, 0, 10 * STALL, end)
     thread = threading.Thread(target=from_fellow, args=arguments)
     thread.start()
     while copy.there(0, half - 1, end) < half:
         assert time.monotonic() < end
     holding.path(0).write_bytes(data)
     holding.wrote(0, entry.bytes)
-    thread.join(_SECONDS)
+    thread.join(SECONDS)
     assert copy.path(0).read_bytes() == data
     assert last.failures == 0
 
@@ -186,7 +150,7 @@ def test_a_fellow_that_does_not_answer_costs_a_stall_and_no_more(place: Place, f
             place.fellows = [_listening(answers[fault], stack)]
         began = time.monotonic()
         last.take()
-        assert time.monotonic() - began < 5 * _STALL
+        assert time.monotonic() - began < 5 * STALL
     assert (last.fetched("volume"), last.fetched("fellow")) == (place.size, 0)
     assert last.failures == 1
 
@@ -199,8 +163,8 @@ def test_a_fellow_with_another_key_gives_and_gets_nothing(place: Place, tmp_path
     assert last.fetched("fellow") == 0
     copy = Holding(tmp_path / "copy", place.manifest.files)
     with pytest.raises(FellowFailedError, match="does not give it") as caught:
-        from_fellow(other.fellow, _KEY, copy, 0, _STALL, time.monotonic() + _SECONDS)
-    assert _KEY not in str(caught.value)
+        from_fellow(other.fellow, KEY, copy, 0, STALL, time.monotonic() + SECONDS)
+    assert KEY not in str(caught.value)
     assert copy.path(0).stat().st_size == 0
 
 
@@ -257,7 +221,7 @@ def test_waiting_for_a_holding_ends_with_it(place: Place, tmp_path: Path) -> Non
     holding = Holding(tmp_path / "held", place.manifest.files)
     threading.Timer(0.1, holding.close).start()
     with pytest.raises(HoldingClosedError):
-        holding.there(0, 0, time.monotonic() + _SECONDS)
+        holding.there(0, 0, time.monotonic() + SECONDS)
 
 
 def test_without_room_in_memory_the_volume_is_read_as_without_fellows(

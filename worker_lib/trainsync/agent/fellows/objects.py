@@ -12,7 +12,7 @@ from typing import Final
 
 from trainsync.agent.fellows.fetching import FellowFailedError, from_fellow, from_pieces
 from trainsync.agent.fellows.holding import Holding, open_for_reading
-from trainsync.agent.fellows.order import sources
+from trainsync.agent.fellows.order import fellows_until, sources
 from trainsync.agent.fellows.registry import KnownFellows
 from trainsync.agent.fellows.sharing import FellowServer
 from trainsync.agent.metrics import AgentMetrics
@@ -23,7 +23,6 @@ from trainsync.storage.saves.receipts import FileEntry
 from trainsync.weights.transports.anchors.index import StoredObject
 
 _LOG = logging.getLogger(__name__)
-_SHARE_OF_TIME: Final = 0.5  # of what is left, for all fellows: the store gets the rest
 _BLOCK: Final = 8 << 20
 
 
@@ -101,8 +100,7 @@ class FellowsObjects:
             self._server.drop(before)
 
     def _fill(self, holding: Holding, stored: StoredObject, deadline: float) -> None:
-        now = time.monotonic()
-        until = now + max(0.0, deadline - now) * _SHARE_OF_TIME
+        until = fellows_until(deadline, time.monotonic())
         if not self._from_fellows(holding, until):
             blocks = self._bucket.blocks(stored.key, stored.bytes)
             from_pieces(holding, 0, blocks, stored.key, deadline)

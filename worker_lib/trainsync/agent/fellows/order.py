@@ -1,4 +1,4 @@
-"""From which fellows an agent takes a version. Pure."""
+"""From which fellows an agent takes a version, and until when. Pure."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -7,6 +7,7 @@ from trainsync.api.protocol import Fellow
 
 MOST_TRIED: Final = 2
 """Each costs a stall where it is cut off; the volume or the bucket comes after them."""
+_SHARE_OF_TIME: Final = 0.5
 
 
 def sources(me: str, fellows: Iterable[Fellow]) -> list[Fellow]:
@@ -20,3 +21,8 @@ def sources(me: str, fellows: Iterable[Fellow]) -> list[Fellow]:
     """
     before = sorted((f for f in fellows if f.name < me), key=lambda f: f.name, reverse=True)
     return before[:MOST_TRIED]
+
+
+def fellows_until(deadline: float, now: float) -> float:
+    """Until when fellows are asked: the volume or the bucket gets the rest of what is left."""
+    return now + max(0.0, deadline - now) * _SHARE_OF_TIME

@@ -6,11 +6,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from trainsync.agent.fellows.fetching import FellowFailedError, from_fellow
 from trainsync.agent.fellows.holding import Holding
-from trainsync.agent.fellows.order import sources
+from trainsync.agent.fellows.order import fellows_until, sources
 from trainsync.agent.fellows.registry import KnownFellows
 from trainsync.agent.fellows.sharing import FellowServer
 from trainsync.agent.metrics import AgentMetrics, FetchSource
@@ -20,7 +19,6 @@ from trainsync.storage.errors import UnsafePathError
 from trainsync.storage.saves.manifest import Manifest
 
 _LOG = logging.getLogger(__name__)
-_SHARE_OF_TIME: Final = 0.5  # of what is left, for all fellows: the volume or bucket gets the rest
 
 TakesFile = Callable[[Holding, int, float], None]
 """Writes one file of a holding by a deadline, from where the version was saved."""
@@ -95,8 +93,7 @@ class HeldVersions:
         known = self._known()
         left = [] if known is None else sources(known.me, known.fellows)
         key = "" if known is None else known.key
-        now = time.monotonic()
-        until = now + max(0.0, deadline - now) * _SHARE_OF_TIME
+        until = fellows_until(deadline, time.monotonic())
         came: Counter[str] = Counter()
         for index, entry in enumerate(holding.files):
             while left and not self._from(left[0], key, holding, index, until):
