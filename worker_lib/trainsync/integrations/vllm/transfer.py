@@ -15,16 +15,24 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.logger import init_logger
 
 from trainsync.engines.errors import EngineUpdateError
 from trainsync.engines.servers.errors import KEPT, TORN
+from trainsync.integrations.vllm.layer_check import LayerCheck
 from trainsync.integrations.vllm.reload import reloading
 from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.errors import SchemaMismatchError, WeightsError
-from trainsync.weights.staging.checkpoint import TIED_HEAD, checkpoint_tensors, misfit
+from trainsync.weights.staging.checkpoint import (
+    TIED_HEAD,
+    checkpoint_tensors,
+    misfit,
+    open_checkpoint,
+)
 from trainsync.weights.staging.index import StagedReference
 from trainsync.weights.staging.reading import StagedReader, StagedVersion
 
+_LOG: Final = init_logger("vllm.trainsync")  # vLLM shows no others
 _MOST_NAMES: Final = 5
 
 
@@ -57,6 +65,8 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         self._staged: tuple[StagedReference, StagedVersion] | None = None
         self._takes = _takes(self.model_config)
         self._loaded = False
+        self._layers = LayerCheck(model, tied=_is_tied(self.model_config))
+        self._look_at_checkpoint()
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Map a staged version and check that it fits, so that the pause need not wait for that.
@@ -113,6 +123,24 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         """Let go of staged memory."""
         self._staged = None
 
+    def _look_at_checkpoint(self) -> None:
+        """Learn the layout of layers from the weights that vLLM itself has loaded."""
+        folder = Path(self.model_config.model)
+        if folder.is_dir():
+            with open_checkpoint(folder) as tensors:
+                looked = self._layers.look(tensors, "checkpoint")
+            _LOG.info("%d parameters are as in %s", len(looked.right), folder)
+
+    def _look(self, staged: StagedVersion) -> None:
+        version = staged.index.weight_version
+        looked = self._layers.look(staged.tensors, str(version))
+        if looked.wrong:
+            names = ", ".join(looked.wrong[:_MOST_NAMES])
+            raise WeightsError(
+                f"{len(looked.wrong)} parameters have other weights than were loaded: {names}"
+            )
+        _LOG.info("version %s: %d parameters are as staged", version, len(looked.right))
+
     def _open(self, reference: StagedReference) -> StagedVersion:
         try:
             staged = self._reader.open(reference)
@@ -140,6 +168,7 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         wanted = {name for name, _ in self.model.named_parameters()}  # a tied one under one name
         with reloading(self.model, self.model_config, tied=tied):
             loaded = self.model.load_weights(weights)
+        self._look(staged)
         # As vLLM's own loader does: layers of quantised models have parameters of their own.
         if loaded is not None and self.model_config.quantization is None:
             missing = sorted(wanted - loaded)

@@ -1,9 +1,13 @@
 """The tensors that a model takes: those of the checkpoint that the server was started from."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import torch
+from safetensors import safe_open
 
 from trainsync.weights.buckets.layout import TensorMeta, differences
 
@@ -35,14 +39,52 @@ def checkpoint_tensors(folder: Path) -> list[TensorMeta] | None:
         OSError: it cannot be read.
         ValueError: a file is not of safetensors.
     """
+    return [meta for file in _files(folder) for meta in _header(file)] or None
+
+
+@contextmanager
+def open_checkpoint(folder: Path) -> Iterator[Mapping[str, torch.Tensor]]:
+    """The tensors of a Hugging Face checkpoint in safetensors files, each mapped as it is asked for.
+
+    They are not to be used after the block.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: a file is not of safetensors.
+    """
+    with ExitStack() as stack:
+        yield _OpenCheckpoint(
+            {
+                name: opened
+                for file in _files(folder)
+                for opened in (stack.enter_context(safe_open(file, "pt")),)
+                for name in opened.keys()
+            }
+        )
+
+
+class _OpenCheckpoint(Mapping[str, torch.Tensor]):
+    def __init__(self, files: Mapping[str, Any]) -> None:
+        self._files = files
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def _files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        # A folder may hold the same weights in another form, too.
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        files = [folder / name for name in names]
-    else:
-        files = sorted(folder.glob("*.safetensors"))
-    return [meta for file in files for meta in _header(file)] or None
+    if not index.is_file():
+        return sorted(folder.glob("*.safetensors"))
+    # A folder may hold the same weights in another form, too.
+    names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    return [folder / name for name in names]
 
 
 def misfit(
