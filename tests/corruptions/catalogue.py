@@ -1,7 +1,7 @@
 """What can go wrong with weights on their way into a server: each fault as a function of states.
 
-Beside each fault stands whether the server's digests can see it: a fault in memory that the server
-derives (packed weights), or in what the trainer publishes, leaves digests as expected.
+Beside each fault stands what can see it: a fault in what the trainer publishes leaves a server's
+layers as they were staged, and some change what a model computes by less than its rounding.
 """
 
 import random
@@ -25,13 +25,14 @@ class Corruption:
 
     Attributes:
         old: it leaves something of the version before; how far that is off is up to the step.
-        digests_see: see the module; False: only the canaries can.
+        staged: it is in what is published and staged, so that a server's layers have what was
+            staged.
     """
 
     name: str
     fault: Fault
     old: bool = False
-    digests_see: bool = True
+    staged: bool = False
 
 
 def _stale(rng: random.Random, old: State, new: State) -> State:
@@ -176,11 +177,11 @@ CATALOGUE: Final = (
     Corruption("a square matrix transposed", _transposed),
     Corruption("a shifted shard", _shifted),
     Corruption("a wrong scale", _scaled),
-    Corruption("an adapter that was not published", _without_adapter, digests_see=False),
+    Corruption("an adapter that was not published", _without_adapter, staged=True),
     Corruption("mixed versions", _mixed, old=True),
     Corruption("one tensor parallel rank stale", _rank_stale, old=True),
-    Corruption("a packed head forgotten", _head_forgotten, old=True, digests_see=False),
-    Corruption("packed layers forgotten", _experts_forgotten, old=True, digests_see=False),
+    Corruption("a packed head forgotten", _head_forgotten, old=True),
+    Corruption("packed layers forgotten", _experts_forgotten, old=True),
     Corruption("rounding to fp8", _fp8),
     Corruption("a norm zeroed", _norm_zeroed),
 )

@@ -4,11 +4,11 @@ Simulated: the server is the same model in transformers, in bf16, with another a
 of other sizes than the trainer, so that sums are rounded elsewhere; tests/vllm/test_proof.py shows
 that a real vLLM on a CPU is as far off. Versions are optimizer steps of a policy gradient at the
 rate of examples/tiny_grpo. Odd trials have a trainer that computes in float32, even ones in bf16.
-The digests are those of a server whose tensors lie as in the checkpoint, as they do not on a CPU;
-the details say what canaries catch alone, by class, and how small a step they still see.
+Layers are those of a real vLLM on the CPU that has loaded the corrupted weights. The details say
+what each catches alone, by class, and how small a step canaries still see. Needs ``make vllm-env``
+and its folder as ``VLLM_ENV``.
 """
 
-import hashlib
 import random
 import tempfile
 import time
@@ -23,11 +23,11 @@ import torch
 from trainsync.weights.proof.canaries import make_canaries
 from trainsync.weights.proof.comparing import Logprobs, Refuted, compare
 from trainsync.weights.proof.record import Proof, Tolerance
-from trainsync.weights.proof.server_digests import ServerDigests, expected_digests, look
 from trainsync.weights.proof.tolerance import measured_tolerance
 
 from tests.bench.harness import Figure
 from tests.corruptions.catalogue import CATALOGUE, Corruption
+from tests.corruptions.real_layers import RealLayers
 from tests.corruptions.versions import (
     RATE,
     VOCABULARY,
@@ -37,6 +37,7 @@ from tests.corruptions.versions import (
     State,
     make_model,
 )
+from tests.vllm.server import environment, vllm_environment
 
 CORRUPTIONS: Final = 2_000
 CLEAN: Final = 10_000
@@ -56,6 +57,7 @@ class Setting:
     trainer: Computer
     exact: Computer
     server: Computer
+    layers: RealLayers
     limits: Tolerance
     rng: random.Random
 
@@ -71,13 +73,11 @@ class Setting:
         return state, Proof(number, "tiny", _CANARIES, said, self.limits)
 
 
-def setting(kind: Kind, dtype: torch.dtype, folder: Path) -> Setting:
+def setting(model: Path, dtype: torch.dtype, layers: RealLayers) -> Setting:
     """With a tolerance that is measured on versions of its own."""
-    model = make_model(kind, folder)
     trainer, exact = Computer.trainer(model, dtype), Computer.trainer(model, torch.float32)
-    made = Setting(
-        Lineage(model), trainer, exact, Computer.server(model), Tolerance(1, 1, 1), random.Random(0)
-    )
+    server, limits = Computer.server(model), Tolerance(1, 1, 1)
+    made = Setting(Lineage(model), trainer, exact, server, layers, limits, random.Random(0))
     rows: list[tuple[Logprobs, Logprobs, Logprobs]] = []
     for number in range(_CALIBRATION):
         state, proof = made.version(number, RATE)
@@ -87,17 +87,10 @@ def setting(kind: Kind, dtype: torch.dtype, folder: Path) -> Setting:
     return made
 
 
-def _sha(state: State) -> dict[str, str]:
-    return {
-        name: hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy().data).hexdigest()
-        for name, tensor in state.items()
-    }
-
-
 def _trials(
     place: Setting, corruptions: Iterator[Corruption], rate: float
 ) -> Iterator[tuple[Corruption, bool, bool]]:
-    """(class, whether the canaries catch it, whether digests do) for each corruption."""
+    """(class, whether the canaries catch it, whether the layers do) for each corruption."""
     versions = [place.version(number, rate) for number in range(_VERSIONS)]
     said = [place.said(state) for state, _ in versions]
     for corruption in corruptions:
@@ -105,42 +98,43 @@ def _trials(
         (old_state, before), (state, proof) = versions[new - 1], versions[new]
         served = corruption.fault(place.rng, old_state, state)
         verdict = compare(proof, place.said(served), before=before, said_before=said[new - 1])
-        torn = False
-        if corruption.digests_see:
-            was, now = _sha(old_state), _sha(served)
-            seen, _ = look(was, expected_digests(old_state, was), ServerDigests())
-            torn = look(now, expected_digests(state, now), seen)[1] is not None
+        torn = bool(place.layers.wrong(served, served if corruption.staged else state))
         yield corruption, isinstance(verdict, Refuted), torn
 
 
 def _caught(places: list[Setting], count: int) -> Figure:
     totals: Counter[str] = Counter()
     by_canary: Counter[str] = Counter()
+    by_layers: Counter[str] = Counter()
     caught: Counter[str] = Counter()
     for number, place in enumerate(places):
         turns = iter([CATALOGUE[n % len(CATALOGUE)] for n in range(number, count, len(places))])
         for corruption, canary, torn in _trials(place, turns, RATE):
             totals[corruption.name] += 1
             by_canary[corruption.name] += canary
+            by_layers[corruption.name] += torn
             caught[corruption.name] += canary or torn
     details = {"corruptions": float(count), "learning_rate": RATE}
     for name, total in totals.items():
         details[f"{name}: canaries"] = by_canary[name] / total
+        details[f"{name}: layers"] = by_layers[name] / total
         details[f"{name}: both"] = caught[name] / total
     for rate in RATES:
         for part in (c for c in CATALOGUE if c.name in ("stale weights", "mixed versions")):
             seen = [
-                canary
+                (canary, torn)
                 for place in places
-                for _, canary, _ in _trials(place, iter([part] * (_CURVE // len(places))), rate)
+                for _, canary, torn in _trials(place, iter([part] * (_CURVE // len(places))), rate)
             ]
-            details[f"{part.name} at {rate:g}: canaries"] = sum(seen) / len(seen)
+            for number, name in enumerate(("canaries", "layers")):
+                share = sum(pair[number] for pair in seen) / len(seen)
+                details[f"{part.name} at {rate:g}: {name}"] = share
     return Figure(
         "proof_caught",
         sum(caught.values()) / count,
         "of the corruptions",
         ">= 0.999",
-        f"{count} corruptions of {len(CATALOGUE)} classes; canaries and digests",
+        f"{count} corruptions of {len(CATALOGUE)} classes; canaries and layers",
         details,
     )
 
@@ -154,9 +148,10 @@ def _false_alarms(places: list[Setting], count: int) -> Figure:
             state, proof = place.version(number, place.rng.choice(RATES))
             said = place.said(state)
             verdict = compare(proof, said, before=before, said_before=said_before)
-            if isinstance(verdict, Refuted):
+            wrong = place.layers.wrong(state, state)
+            if isinstance(verdict, Refuted) or wrong:
                 alarms += 1
-                print(f"false alarm: {verdict.reason}", flush=True)
+                print(f"false alarm: {verdict}, {wrong}", flush=True)
             else:
                 told += verdict.share is not None
             before, said_before = proof, said
@@ -165,7 +160,7 @@ def _false_alarms(places: list[Setting], count: int) -> Figure:
         alarms / count,
         "of the clean updates",
         "<= 0.0001",
-        f"{count} updates of a simulated server with the right weights",
+        f"{count} updates with the right weights: a simulated server, and a real one's layers",
         {"updates": float(count), "alarms": float(alarms), "share_told": told / count},
     )
 
@@ -200,11 +195,14 @@ def run() -> list[Figure]:
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         kinds: tuple[Kind, ...] = ("dense", "experts")
-        places = [
-            setting(kind, dtype, scratch / f"{kind}-{dtype}")
-            for kind in kinds
-            for dtype in (torch.bfloat16, torch.float32)
-        ]
+        python, places = vllm_environment() / "bin" / "python", []
+        (scratch / "plugin").mkdir()
+        variables = environment(scratch / "plugin")
+        for kind in kinds:
+            model = make_model(kind, scratch / kind)
+            layers = RealLayers(python, variables, model)
+            stack.callback(layers.close)
+            places += [setting(model, dtype, layers) for dtype in (torch.bfloat16, torch.float32)]
         return [
             _seconds_of_step(places[1]),
             _caught(places, CORRUPTIONS),

@@ -1,15 +1,11 @@
 """Prove that a server has the version that it says: between its update and its admission."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
 
 from trainsync.engines.servers.base import ServerDriver
 from trainsync.engines.servers.errors import ServerError
 from trainsync.weights.proof.comparing import Logprobs, Proven, Refuted, Verdict, compare
 from trainsync.weights.proof.record import Proof
-from trainsync.weights.proof.server_digests import ServerDigests, expected_digests, look
 
 
 @dataclass(frozen=True)
@@ -18,7 +14,6 @@ class _Last:
 
     proof: Proof
     said: Logprobs | None
-    seen: ServerDigests
 
 
 class ServerProver:
@@ -34,9 +29,9 @@ class ServerProver:
 
     def __init__(self, driver: ServerDriver, serves: Proof | None = None) -> None:
         self._driver = driver
-        self._last = None if serves is None else _Last(serves, None, ServerDigests())
+        self._last = None if serves is None else _Last(serves, None)
 
-    def prove(self, proof: Proof, tensors: Mapping[str, torch.Tensor] | None = None) -> Verdict:
+    def prove(self, proof: Proof) -> Verdict:
         """Ask the server for its canaries, and compare.
 
         Call it after `ServerDriver.update`, which has resumed the server, and before the server is
@@ -44,8 +39,6 @@ class ServerProver:
 
         Args:
             proof: of the version that the server was updated to.
-            tensors: the full tensors of that version, as they were staged: the server's digests
-                are compared, too. The server stands still while it takes them. None: they are not.
 
         Raises:
             ServerError: it is paused, or gave no answer in time. Nothing is proven then.
@@ -65,13 +58,6 @@ class ServerProver:
             before=None if last is None else last.proof,
             said_before=None if last is None else last.said,
         )
-        seen = ServerDigests()
-        if tensors is not None and isinstance(verdict, Proven):
-            digests = self._driver.checksums()
-            expected = expected_digests(tensors, digests)
-            seen, problem = look(digests, expected, ServerDigests() if last is None else last.seen)
-            if problem is not None:
-                return Refuted(problem)
         if isinstance(verdict, Proven):
-            self._last = _Last(proof, said, seen)
+            self._last = _Last(proof, said)
         return verdict

@@ -15,9 +15,14 @@ import torch
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
-from trainsync.integrations.vllm.expert_weights import expert_weights_are_right
+from trainsync.integrations.vllm.expert_weights import right_experts
 from trainsync.integrations.vllm.shards import Shard, count_rows, shards_of, take_rows
-from trainsync.weights.proof.products import further_off, make_probes, sampled_rows
+from trainsync.weights.proof.products import (
+    further_off,
+    make_probes,
+    same_bytes,
+    sampled_rows,
+)
 
 _HEAD: Final = "lm_head"
 
@@ -64,9 +69,7 @@ class LayerCheck:
         right = set()
         for name, layer in self._model.named_modules():
             if isinstance(layer, RoutedExperts):
-                rng = _random(seed, name)
-                found = expert_weights_are_right(name, layer, tensors, rng)
-                right |= {f"{name}.{parameter}" for parameter, same in found.items() if same}
+                right |= right_experts(name, layer, tensors, _random(seed, name))
                 continue
             for parameter, value in layer.named_parameters(recurse=False):
                 full = f"{name}.{parameter}" if name else parameter
@@ -90,7 +93,8 @@ class LayerCheck:
 
 
 def _random(seed: str, name: str) -> random.Random:
-    return random.Random(hashlib.sha256(f"{seed} {name}".encode()).digest())
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    return random.Random(digest)  # noqa: S311 - chooses rows, and is to choose them again
 
 
 def _is_right(
@@ -111,8 +115,7 @@ def _is_right(
         return _products_are_right(layer, packed, value, shards, tensors, places, rows, rng)
     if value.dim() != rows.dim() or value.shape[0] < count_rows(shards):
         return False
-    has = value[places.to(value.device)].cpu()
-    return has.shape == rows.shape and torch.equal(_bytes(has), _bytes(rows))
+    return same_bytes(value[places.to(value.device)].cpu(), rows)
 
 
 def _products_are_right(
@@ -138,7 +141,3 @@ def _products_are_right(
     dispatch_cpu_unquantized_gemm(fresh, remove_weight=False)
     again: Product = fresh.cpu_linear
     return torch.equal(said, again(probes, fresh.weight, None)[:, places])
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(torch.uint8)

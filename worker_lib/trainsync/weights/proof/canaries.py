@@ -9,7 +9,7 @@ from trainsync.weights.proof.errors import ProofError
 
 Prompts = tuple[tuple[int, ...], ...]
 
-COUNT: Final = 64
+COUNT: Final = 56
 LENGTH: Final = 33
 """Of the default canaries: 2,048 tokens with a log-probability."""
 MOST_TOKENS: Final = 65_536

@@ -1,4 +1,4 @@
-"""Products of a layer whose weights cannot be read, beside those of the weights that it should have.
+"""What a layer computes with: its weights' bytes, or its products where none can be read.
 
 A kernel that packs weights into a layout of its own leaves nothing to compare. But a layer computes
 ``probe @ weight.T``, and the probes are of ones: the exact product is known to less than one
@@ -17,9 +17,16 @@ _ACCUMULATED: Final = 2.0**-24  # unit roundoff of float32, in which kernels sum
 _SIGMAS: Final = 2.0
 
 
-def sampled_rows(count: int, rng: random.Random) -> torch.Tensor:
-    """Indices of the rows of a layer to look at, in order: int64, of at most 128 of ``count``."""
-    return torch.tensor(sorted(rng.sample(range(count), min(count, _ROWS))), dtype=torch.int64)
+def sampled_rows(count: int, rng: random.Random, most: int = _ROWS) -> torch.Tensor:
+    """Indices of the rows of a layer to look at, in order: int64, at most ``most`` of ``count``."""
+    return torch.tensor(sorted(rng.sample(range(count), min(count, most))), dtype=torch.int64)
+
+
+def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are equal to the last bit, so that NaNs equal themselves."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(*(tensor.contiguous().view(torch.uint8) for tensor in (one, other)))
 
 
 def make_probes(columns: int, dtype: torch.dtype, rng: random.Random) -> torch.Tensor:

@@ -44,23 +44,20 @@ def checkpoint_tensors(folder: Path) -> list[TensorMeta] | None:
 
 @contextmanager
 def open_checkpoint(folder: Path) -> Iterator[Mapping[str, torch.Tensor]]:
-    """The tensors of a Hugging Face checkpoint in safetensors files, each mapped as it is asked for.
+    """The tensors of a Hugging Face checkpoint in safetensors files, mapped as they are asked for.
 
-    They are not to be used after the block.
+    None is to be used after the block.
 
     Raises:
         OSError: it cannot be read.
         ValueError: a file is not of safetensors.
     """
     with ExitStack() as stack:
-        yield _OpenCheckpoint(
-            {
-                name: opened
-                for file in _files(folder)
-                for opened in (stack.enter_context(safe_open(file, "pt")),)
-                for name in opened.keys()
-            }
-        )
+        files: dict[str, Any] = {}
+        for file in _files(folder):
+            opened = stack.enter_context(safe_open(file, "pt"))
+            files |= dict.fromkeys(opened.keys(), opened)
+        yield _OpenCheckpoint(files)
 
 
 class _OpenCheckpoint(Mapping[str, torch.Tensor]):
