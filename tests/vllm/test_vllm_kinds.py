@@ -1,5 +1,6 @@
 """What vLLM derives from weights while it loads them follows every update."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -35,6 +36,10 @@ def test_a_server_serves_each_version_that_is_staged(
                 driver.update(version, area.stage(version, weights))
                 assert serves(server, model, weights)
                 assert not serves(server, model, version_of(model, version + 1))
+        compared = re.findall(r"(\d+) of (\d+) parameters are as in (.*)", server.log.read_text())
+        versions = [version for _, _, version in compared]
+        assert all(versions.count(f"version {n}") == len(versions) / 3 for n in (1, 2)), compared
+        assert all(right == count for right, count, _ in compared), "some are not looked at"
     finally:
         area.close()
         server.stop()

@@ -65,6 +65,8 @@ class Trainer:
             for item in items:
                 self._model.weight[0, item] += 1
         self._step += 1
+        if kill == "amid":  # the last saved step is not lost, so that there are batches to keep
+            self._coordinator.finish(timeout=WAIT)
         self._die(kill, "amid")
         if saves:
             self._coordinator.save(self._step, model=self._model, data_cursor=cursor)

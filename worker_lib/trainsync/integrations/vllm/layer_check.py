@@ -37,10 +37,12 @@ class Looked:
     Attributes:
         right: names of the parameters that are as staged.
         wrong: those that were so before, and are not.
+        count: of all parameters.
     """
 
     right: frozenset[str]
     wrong: tuple[str, ...]
+    count: int
 
 
 class LayerCheck:
@@ -66,8 +68,10 @@ class LayerCheck:
             seed: of the rows that are looked at, such as the version's digest.
         """
         fused = getattr(self._model, "packed_modules_mapping", {})
-        right = set()
+        right: set[str] = set()
+        count = 0
         for name, layer in self._model.named_modules():
+            count += len(list(layer.parameters(recurse=False)))
             if isinstance(layer, RoutedExperts):
                 right |= right_experts(name, layer, tensors, _random(seed, name))
                 continue
@@ -83,7 +87,7 @@ class LayerCheck:
                     right.add(full)
         wrong = tuple(sorted(self._known - right))
         self._known |= right
-        return Looked(frozenset(right), wrong)
+        return Looked(frozenset(right), wrong, count)
 
     def _as_embedding(
         self, shards: Sequence[Shard], tensors: Mapping[str, torch.Tensor]
@@ -136,7 +140,7 @@ def _products_are_right(
     # anew, give the same products.
     whole = take_rows(shards, tensors, torch.arange(count_rows(shards)))
     assert whole is not None, "some of its rows were there"
-    fresh = torch.nn.Module()
+    fresh: Any = torch.nn.Module()
     fresh.weight = torch.nn.Parameter(whole.to(value.dtype), requires_grad=False)
     dispatch_cpu_unquantized_gemm(fresh, remove_weight=False)
     again: Product = fresh.cpu_linear

@@ -151,7 +151,7 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
             raise WeightsError(
                 f"{len(looked.wrong)} parameters have other weights than were loaded: {names}"
             )
-        _LOG.info("%d of the model's parameters are as in %s", len(looked.right), name)
+        _LOG.info("%d of %d parameters are as in %s", len(looked.right), looked.count, name)
 
     def _open(self, reference: StagedReference) -> StagedVersion:
         try:

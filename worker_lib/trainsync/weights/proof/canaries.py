@@ -11,7 +11,7 @@ Prompts = tuple[tuple[int, ...], ...]
 
 COUNT: Final = 56
 LENGTH: Final = 33
-"""Of the default canaries: 2,048 tokens with a log-probability."""
+"""Of the default canaries: 1,792 tokens with a log-probability."""
 MOST_TOKENS: Final = 65_536
 
 
