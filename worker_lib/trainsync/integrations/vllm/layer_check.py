@@ -109,7 +109,9 @@ def _is_right(
     tensors: Mapping[str, torch.Tensor],
     rng: random.Random,
 ) -> bool:
-    places = sampled_rows(count_rows(shards), rng)
+    count = count_rows(shards)
+    is_vector = value.dim() == 1 and value.numel() > 0  # a packed layer's weight is empty
+    places = torch.arange(count) if is_vector else sampled_rows(count, rng)
     rows = take_rows(shards, tensors, places)
     if rows is None:
         return False
@@ -117,7 +119,7 @@ def _is_right(
     packed: Product | None = getattr(layer, "cpu_linear", None) if parameter == "weight" else None
     if packed is not None and rows.dim() > 1:
         return _products_are_right(layer, packed, value, shards, tensors, places, rows, rng)
-    if value.dim() != rows.dim() or value.shape[0] < count_rows(shards):
+    if value.dim() != rows.dim() or value.shape[0] < count:
         return False
     return same_bytes(value[places.to(value.device)].cpu(), rows)
 
