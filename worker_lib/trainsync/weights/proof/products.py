@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 PROBES: Final = 16
-_ROWS: Final = 128  # of a layer that are looked at: others with each version
+_ROWS: Final = 64  # of a layer that are looked at: others with each version
 _ACCUMULATED: Final = 2.0**-24  # unit roundoff of float32, in which kernels sum
 _SIGMAS: Final = 2.0
 
@@ -54,12 +54,10 @@ def further_off(said: torch.Tensor, rows: torch.Tensor, probes: torch.Tensor) ->
         rows: [rows, columns], the weights that it should have.
         probes: [probes, columns], of `make_probes`.
     """
-    at = probes.double()
-    weights = rows.double()
-    exact = at @ weights.T
-    sizes = at.abs() @ weights.abs().T
-    terms = at.abs().sum(1, keepdim=True)
-    summed = _SIGMAS * terms.sqrt() * _ACCUMULATED * sizes
+    exact = probes.double() @ rows.double().T
+    sizes = probes.float().abs() @ rows.float().abs().T  # of a bound: float32 is exact enough
+    terms = probes.float().abs().sum(1, keepdim=True)
+    summed = (_SIGMAS * terms.sqrt() * _ACCUMULATED * sizes).double()
     kind = torch.finfo(said.dtype)
     largest = (exact.abs() + summed).clamp_min(kind.smallest_normal)
     rounded = 0.5 * kind.eps * torch.exp2(torch.floor(torch.log2(largest)))
