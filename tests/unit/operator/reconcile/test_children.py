@@ -19,16 +19,9 @@ from trainsync_operator.kube.kinds import (
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile.reconcile import Reconciler
 
+from tests.unit.operator.fake_api import FakeApi, events_of, refuse
 from tests.unit.operator.reconcile.world import CLAIMED, KEY, Clock, Ignore, World
-from tests.unit.operator.support import (
-    UID,
-    FakeApi,
-    events_of,
-    raw_run,
-    refuse,
-    seconds,
-    spec,
-)
+from tests.unit.operator.support import UID, raw_run, seconds, spec
 
 
 async def test_the_claim_of_an_older_release_loses_its_owner_and_outlives_the_run() -> None:

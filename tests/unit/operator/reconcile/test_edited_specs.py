@@ -10,10 +10,8 @@ from trainsync_operator.kube.kinds import (
     RAY_CLUSTER,
 )
 
+from tests.unit.operator.fake_api import events_of
 from tests.unit.operator.reconcile.world import World
-from tests.unit.operator.support import (
-    events_of,
-)
 
 
 async def test_changing_the_spec_of_a_finished_run_does_nothing_and_says_so() -> None:

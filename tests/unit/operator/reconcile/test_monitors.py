@@ -13,14 +13,9 @@ from trainsync_operator.reconcile.apply.monitor_rollouts import PLACE_FOR, Monit
 from trainsync_operator.reconcile.reconcile import Reconciler
 from trainsync_operator.reconcile.run import Key
 
+from tests.unit.operator.fake_api import FakeApi, KubeRay
 from tests.unit.operator.reconcile.world import KEY, Clock, Ignore, World
-from tests.unit.operator.support import (
-    FakeApi,
-    KubeRay,
-    raw_run,
-    seconds,
-    spec,
-)
+from tests.unit.operator.support import raw_run, seconds, spec
 
 
 async def test_a_monitor_with_a_time_of_its_own_goes_after_it() -> None:

@@ -10,12 +10,9 @@ from trainsync_operator.kube.kinds import (
     Kind,
 )
 
+from tests.unit.operator.fake_api import Crash
 from tests.unit.operator.reconcile.world import World
-from tests.unit.operator.support import (
-    Crash,
-    seconds,
-    spec,
-)
+from tests.unit.operator.support import seconds, spec
 
 
 def _story() -> list[Callable[[World], None]]:

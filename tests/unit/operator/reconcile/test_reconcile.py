@@ -18,16 +18,9 @@ from trainsync_operator.kube.kinds import (
 from trainsync_operator.reconcile.decide.attempts import backoff
 from trainsync_operator.reconcile.reconcile import Reconciler
 
+from tests.unit.operator.fake_api import events_of, refuse
 from tests.unit.operator.reconcile.world import KEY, Ignore, World
-from tests.unit.operator.support import (
-    START,
-    events_of,
-    make_run,
-    refuse,
-    seconds,
-    spec,
-    with_servers,
-)
+from tests.unit.operator.support import START, make_run, seconds, spec, with_servers
 
 
 async def test_all_children_but_the_job_are_made_at_once() -> None:

@@ -14,14 +14,9 @@ from trainsync_operator.kube.kinds import (
 )
 from trainsync_operator.reconcile.reconcile import Reconciler
 
+from tests.unit.operator.fake_api import events_of, refuse
 from tests.unit.operator.reconcile.world import KEY, Ignore, World
-from tests.unit.operator.support import (
-    events_of,
-    raw_run,
-    refuse,
-    seconds,
-    spec,
-)
+from tests.unit.operator.support import raw_run, seconds, spec
 
 
 async def test_a_refused_child_is_reported_and_tried_again() -> None:

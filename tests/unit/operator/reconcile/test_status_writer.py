@@ -13,9 +13,7 @@ from trainsync_operator.kube.kinds import (
 from trainsync_operator.reconcile.reconcile import Reconciler
 
 from tests.unit.operator.reconcile.world import KEY, Ignore, World
-from tests.unit.operator.support import (
-    raw_run,
-)
+from tests.unit.operator.support import raw_run
 
 
 async def test_the_status_of_a_run_that_was_replaced_meanwhile_is_not_written() -> None:

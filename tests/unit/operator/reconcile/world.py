@@ -15,12 +15,8 @@ from trainsync_operator.reconcile.decide.stopping import StopOutcome
 from trainsync_operator.reconcile.reconcile import Reconciler
 from trainsync_operator.reconcile.run import Key, Run
 
-from tests.unit.operator.support import (
-    START,
-    FakeApi,
-    KubeRay,
-    raw_run,
-)
+from tests.unit.operator.fake_api import FakeApi, KubeRay
+from tests.unit.operator.support import START, raw_run
 
 KEY = Key("team", "tiny")
 CLAIMED = {"storage": {"volumeClaimTemplate": {"size": "1Gi"}}}

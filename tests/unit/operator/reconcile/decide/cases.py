@@ -5,16 +5,7 @@ from dataclasses import replace
 from trainsync_operator.reconcile.observed import JobPhase, Observed
 from trainsync_operator.reconcile.run import State
 
-from tests.unit.operator.support import (
-    START,
-    healthy,
-    job,
-    pod,
-    pods,
-    ray_cluster,
-    seconds,
-    spec,
-)
+from tests.unit.operator.support import START, healthy, job, pod, pods, ray_cluster, seconds, spec
 
 RUNNING = State(begun=True, start_time=START, active_since=START)
 NOW = START + seconds(100)

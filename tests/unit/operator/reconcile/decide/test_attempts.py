@@ -29,14 +29,7 @@ from tests.unit.operator.reconcile.decide.cases import (
     policy,
     with_silent,
 )
-from tests.unit.operator.support import (
-    START,
-    healthy,
-    job,
-    make_run,
-    ray_cluster,
-    spec,
-)
+from tests.unit.operator.support import START, healthy, job, make_run, ray_cluster, spec
 
 
 def test_a_new_run_begins_with_attempt_zero() -> None:
