@@ -23,7 +23,8 @@ from trainsync_operator.kube.kinds import CHILDREN, RUN
 from trainsync_operator.kube.store import Store
 from trainsync_operator.metrics import health
 from trainsync_operator.metrics.metrics import Metrics
-from trainsync_operator.reconcile.reconcile import Key, Reconciler
+from trainsync_operator.reconcile.reconcile import Reconciler
+from trainsync_operator.reconcile.run import Key
 from trainsync_operator.reconcile.trimmed import trim
 
 _LOG = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from tiny_grpo.config import Config
 from tiny_grpo.history import History, Started, Step
 from tiny_grpo.ray_trainers import _RankActor
 from trainsync import Resume, RunContext, failpoints
-from trainsync.runtime import restarts
+from trainsync.runtime.attempt import restarts
 
 CALLS: Final = ("step", "publish", "finish")
 MID_STEP: Final = 0.03  # seconds after the begin of a step that takes ten times as long

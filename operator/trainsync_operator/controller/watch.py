@@ -16,7 +16,7 @@ from trainsync_operator.kube import objects
 from trainsync_operator.kube.kinds import RUN, WATCHED, Kind
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.kube.store import Store
-from trainsync_operator.reconcile.reconcile import Key
+from trainsync_operator.reconcile.run import Key
 from trainsync_operator.reconcile.status import owned
 
 

@@ -11,7 +11,8 @@ from trainsync_operator.kube.kinds import RUN
 from trainsync_operator.kube.logging import about
 from trainsync_operator.kube.store import Store
 from trainsync_operator.metrics.metrics import Metrics
-from trainsync_operator.reconcile.reconcile import Key, Reconciler
+from trainsync_operator.reconcile.reconcile import Reconciler
+from trainsync_operator.reconcile.run import Key
 
 _LOG = logging.getLogger(__name__)
 # A look takes 10 ms of processor even if nothing has changed; the watches are read anew as often.

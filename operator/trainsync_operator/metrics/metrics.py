@@ -10,8 +10,7 @@ from trainsync.api.metrics import Metric
 from trainsync_operator.metrics import catalogue as declared
 from trainsync_operator.metrics.runs import RunCollector
 from trainsync_operator.reconcile.decide.stopping import StopOutcome
-from trainsync_operator.reconcile.reconcile import Key
-from trainsync_operator.reconcile.run import Run
+from trainsync_operator.reconcile.run import Key, Run
 
 
 class Metrics:
@@ -47,19 +46,19 @@ class Metrics:
         self._api_seconds.labels(verb).observe(seconds)
 
     def seen(self, run: Run, mine: dict[str, Any]) -> None:
-        """See `trainsync_operator.reconcile.reconcile.MetricsRecorder`."""
+        """See `trainsync_operator.reconcile.reports.MetricsRecorder`."""
         self._runs.seen(run, mine)
 
     def attempt_failed(self, key: Key, reason: str, failure_class: FailureClass | None) -> None:
-        """See `trainsync_operator.reconcile.reconcile.MetricsRecorder`."""
+        """See `trainsync_operator.reconcile.reports.MetricsRecorder`."""
         self._runs.attempt_failed(key, reason, failure_class)
 
     def stop_ended(self, key: Key, outcome: StopOutcome) -> None:
-        """See `trainsync_operator.reconcile.reconcile.MetricsRecorder`."""
+        """See `trainsync_operator.reconcile.reports.MetricsRecorder`."""
         self._runs.stop_ended(key, outcome)
 
     def gone(self, key: Key) -> None:
-        """See `trainsync_operator.reconcile.reconcile.MetricsRecorder`."""
+        """See `trainsync_operator.reconcile.reports.MetricsRecorder`."""
         self._runs.gone(key)
 
 

@@ -15,8 +15,7 @@ from trainsync_operator.kube import objects
 from trainsync_operator.metrics import catalogue as declared
 from trainsync_operator.reconcile.decide.failures import Reason
 from trainsync_operator.reconcile.decide.stopping import StopOutcome
-from trainsync_operator.reconcile.reconcile import Key
-from trainsync_operator.reconcile.run import Run
+from trainsync_operator.reconcile.run import Key, Run
 
 Family = GaugeMetricFamily | CounterMetricFamily
 Row = tuple[list[str], float]

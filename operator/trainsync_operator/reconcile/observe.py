@@ -20,7 +20,7 @@ from trainsync_operator.kube.kinds import (
 )
 from trainsync_operator.kube.objects import Object, controller, labels, metadata, name
 from trainsync_operator.reconcile import observed
-from trainsync_operator.reconcile.apply import Owner, owner_of
+from trainsync_operator.reconcile.apply.child import Owner, owner_of
 from trainsync_operator.reconcile.observed import Observed
 from trainsync_operator.reconcile.reads import Reads
 from trainsync_operator.reconcile.run import Run

@@ -24,6 +24,14 @@ QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL: Final = "kueue.x-k8s.io/priority-class"
 
 
+@dataclass(frozen=True)
+class Key:
+    """Names a run."""
+
+    namespace: str
+    name: str
+
+
 class SpecError(ValueError):
     """The spec is not usable; names the field and the remedy."""
 

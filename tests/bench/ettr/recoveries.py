@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from trainsync.api.failure_policy import FailurePolicy
-from trainsync.runtime.restarts import _PAUSES
+from trainsync.runtime.attempt.restarts import _PAUSES
 from trainsync.weights.synchronizer.state import LEASE_SECONDS
 from trainsync_operator.reconcile.decide.attempts import MAX_BACKOFF
 

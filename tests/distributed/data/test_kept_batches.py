@@ -16,7 +16,7 @@ import ray
 import torch
 from trainsync import BatchOrder, Resume, RunContext, Uploader, load_sharded
 from trainsync.api import env
-from trainsync.runtime import restarts
+from trainsync.runtime.attempt import restarts
 from trainsync.storage.saves.incarnations import generation
 
 from tests.distributed.weights.synchronizer.actor_deaths import sigkill

@@ -19,7 +19,7 @@ from trainsync.monitor.errors import (
     StorageUnavailableError,
 )
 from trainsync.monitor.ledger.saves import SaveOwner
-from trainsync.monitor.store import core
+from trainsync.monitor.store import sweeps, term_hold
 from trainsync.storage.objects import of_run
 from trainsync.storage.objects.bucket import Limits
 from trainsync.storage.objects.of_run import open_run_store
@@ -81,9 +81,10 @@ def enter(where: InBucket) -> None:
     modules.Limits = _LIMITS
     modules = store_client
     modules._POLL_SECONDS = _POLL_SECONDS
-    modules = core
+    modules = sweeps
     modules._SWEEP_SECONDS = modules._SWEEP_AGAIN_SECONDS = SWEEP_SECONDS
     modules._SWEEPS = SWEEPS
+    modules = term_hold
     modules._CHECK_SECONDS = 1.0
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from trainsync import failpoints
 from trainsync.api.protocol import SaveKind, SaveState
-from trainsync.runtime.shutdown import EXIT_CODE, GracefulShutdown
+from trainsync.runtime.stop.shutdown import EXIT_CODE, GracefulShutdown
 from trainsync.storage.saves import receipts
 
 from tests.faults.inject import At, Slow

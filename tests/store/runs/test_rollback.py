@@ -20,8 +20,7 @@ from trainsync.storage.objects.of_run import open_run_store
 from tests.store.conftest import Place
 from tests.store.processes.forked import run_killed
 from tests.unit.cli.commands import findings
-from tests.unit.monitor.store.test_served_core import CHECKPOINT, FIRST, SECOND, Served
-from tests.unit.monitor.store.test_store_core import save
+from tests.unit.monitor.store.runs import CHECKPOINT, FIRST, SECOND, Served, save
 
 
 def served(url: str) -> Served:

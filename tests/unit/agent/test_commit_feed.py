@@ -15,8 +15,8 @@ from trainsync.storage.objects.live import names
 from trainsync.storage.objects.live.term import Tenure, decode_term
 from trainsync.storage.saves.incarnations import successor
 
+from tests.unit.monitor.store.runs import ONE, Run, request
 from tests.unit.monitor.store.test_state_dicts import KilledError, checkpoint, publish, resumed
-from tests.unit.monitor.store.test_store_core import ONE, Run, request
 
 
 def feed_of(run: Run) -> CommitFeed:

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from trainsync.integrations.verl.saving import SaveSettings, exit_in_order_on_sigterm
-from trainsync.runtime.shutdown import NotMainThreadError
+from trainsync.runtime.stop.shutdown import NotMainThreadError
 
 
 def test_the_environment_says_how_to_save() -> None:

@@ -14,7 +14,8 @@ from trainsync_operator.kube.kinds import CHILDREN, RUN, SERVICE, Kind
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.metrics.metrics import Metrics
 
-from tests.unit.operator.support import FakeApi, raw_run
+from tests.unit.operator.fake_api import FakeApi
+from tests.unit.operator.support import raw_run
 
 
 class LargeCluster(FakeApi):

@@ -42,7 +42,8 @@ from trainsync.checkpoint.save.registration import Participants, all_ranks
 from trainsync.checkpoint.save.stats import CheckpointStats
 from trainsync.checkpoint.save.threads import in_thread
 from trainsync.checkpoint.save.watch import LATER_SECONDS, TIMES, SaveWatch, WatchTimes
-from trainsync.checkpoint.training_state import MODEL, Stateful, Training
+from trainsync.checkpoint.training_save import TrainingSave
+from trainsync.checkpoint.training_state import Stateful, Training
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.objects.address import is_url
@@ -182,7 +183,7 @@ class CheckpointCoordinator:
         self._saves = SavePipeline(monitor, self._place, rank, world_size, options, self.commits)
         self._named = SavedNames(world_size)
         self._newest: int | None = None  # step of a checkpoint that was saved or registered here
-        self._begun: tuple[int, set[str]] = (-1, set())  # step and parts of the last `save`
+        self._trainings = TrainingSave(rank)
 
     def tolerate(self, kind: SaveKind) -> None:
         """The caller goes on without saves of this kind that fail, and hears of them elsewhere.
@@ -280,31 +281,24 @@ class CheckpointCoordinator:
         small = dict(attachments or {})
         if data_cursor is not None:
             small |= data_cursor_file(data_cursor)
-        states = {component: training.state(component) for component in training.components()}
-        for component, state in states.items():
-            refuse_empty(component, state)  # before the save is registered
-        if self.rank == 0:
-            names = [f"{self.component_prefix}{component}" for component in states]
+
+        def register(components: tuple[str, ...]) -> None:
+            names = [f"{self.component_prefix}{component}" for component in components]
             everyone = all_ranks(*names, world_size=self.world_size)
             # Training does not wait for the answer: the next call raises what is refused.
             self.register(global_step, checkpoint_participants=everyone, patience=0)
-        if self._begun[0] != global_step:
-            self._begun = (global_step, set())
-        for component, state in states.items():
-            if component in self._begun[1]:
-                continue  # the call that began it raised what an earlier save had failed with
-            if not self.save_async(
+
+        def save(component: str, state: State, files: Mapping[str, bytes] | None) -> bool:
+            return self.save_async(
                 component,
                 state,
                 global_step,
                 subdir=subdir,
-                attachments=small if (component, self.rank) == (MODEL, 0) else None,
+                attachments=files,
                 overlapped=overlapped,
-            ):
-                return False  # with one part skipped the whole save is aborted
-            self._begun[1].add(component)
-        self._begun = (-1, set())
-        return True
+            )
+
+        return self._trainings.run(global_step, training, small, register, save)
 
     def finish(
         self, global_step: int | None = None, *, timeout: float = 1800.0

@@ -1,53 +1,45 @@
 """RunContext: a process's hold on its run."""
 
 import contextlib
-import logging
 import os
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from trainsync.api.protocol import LoadReport, ResumePoint
 from trainsync.api.status import ServerWeights
-from trainsync.checkpoint.data_cursor import restore_data_cursor
-from trainsync.checkpoint.load.resume import (
-    Resume,
-    open_resume,
-    open_stored_resume,
-    report_damage,
-    report_load,
-)
+from trainsync.checkpoint.load.resume import Resume, report_damage, report_load
 from trainsync.checkpoint.save import ending
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.client.sender import SenderStats
-from trainsync.runtime import clients, spmd
-from trainsync.runtime.closing import Closing, SaveEndings, close_all
-from trainsync.runtime.connection import MonitorConnection
-from trainsync.runtime.description import RunDescription
-from trainsync.runtime.errors import JoinError
-from trainsync.runtime.relays.synchronizer_access import SynchronizerAccess
-from trainsync.runtime.reporting import ProgressReports, progress_report
-from trainsync.runtime.restarts import (
+from trainsync.runtime.attempt import spmd
+from trainsync.runtime.attempt.claiming import join
+from trainsync.runtime.attempt.restarts import (
     DEFAULT_MAX_RESTARTS,
     Errors,
     ResultT,
     renewed,
     run_with_restarts,
 )
+from trainsync.runtime.attempt.resuming import Resuming
+from trainsync.runtime.connection import MonitorConnection
+from trainsync.runtime.coordinators import open_coordinator
+from trainsync.runtime.cursors import DataCursors
+from trainsync.runtime.description import RunDescription
+from trainsync.runtime.errors import JoinError
+from trainsync.runtime.relays.synchronizer_access import SynchronizerAccess
+from trainsync.runtime.reporting import ProgressReports, progress_report
 from trainsync.runtime.servers import reported_servers
 from trainsync.runtime.settings import RunSettings, read_settings
-from trainsync.runtime.shutdown import DEFAULT_GRACE_SECONDS, GracefulShutdown
+from trainsync.runtime.stop.closing import Closing, SaveEndings, close_all
+from trainsync.runtime.stop.shutdown import DEFAULT_GRACE_SECONDS, GracefulShutdown
 from trainsync.runtime.stop.stopping import StopRequests
 from trainsync.runtime.trace_resource import trace_resource
 from trainsync.storage.hosting import Hosting
-from trainsync.storage.layout import RunDirectory
-from trainsync.storage.permissions import open_to_group
 from trainsync.tracing import steps as tracing
 from trainsync.tracing.steps import LoopSpans, StepTracer
 
@@ -61,9 +53,6 @@ if TYPE_CHECKING:
     from trainsync.weights.explorer.client import ExplorerClient
     from trainsync.weights.pacing.loops import ExplorerPace, TrainerPace
 
-logger = logging.getLogger(__name__)
-# Other ranks wait so long for rank 0, whose monitor may read a checkpoint for an hour.
-_RESUME_SECONDS: Final = 3900.0
 _CLOSE_SECONDS: Final = 15.0
 _LEAST_SECONDS: Final = 1.0  # for closing, however long saves took
 
@@ -78,20 +67,27 @@ class RunContext(RunDescription):
     # It inherits from `RunDescription`, whose names are all public here: holding one would repeat
     # every signature and docstring.
 
-    def __init__(self, settings: RunSettings, *, claimed_here: bool = False) -> None:
+    def __init__(
+        self, settings: RunSettings, claimed_here: bool = False, hosting: Hosting | None = None
+    ) -> None:
         """Use `from_env`. ``settings`` must have an attempt and an incarnation."""
         super().__init__(settings)
         self._claimed_here = claimed_here
         self._connection = MonitorConnection(settings, hosting=claimed_here)
         self._progress = ProgressReports()
         self._pace: TrainerPace | None = None
-        self._keeps_batches = self._deals_items = False
         self._stops = StopRequests(settings, lambda: self.monitor)
         self._synchronizer = SynchronizerAccess(self.ray_namespace, claimed_here=claimed_here)
         self._endings = SaveEndings()
-        self._resumed: Resume | None = None
-        self._asked_resume = False
-        self._hosting: Hosting | None = None
+        self._resuming = Resuming(
+            settings,
+            lambda: self.monitor,
+            report_damage=self._report_damage,
+            report_load=self._report_load,
+            opened=lambda: self._loop.begin(),
+        )
+        self._cursors = DataCursors(self.resume_here)
+        self._hosting = hosting
         self._loop = LoopSpans(StepTracer(self._incarnation))
         tracing.start(trace_resource(settings))
 
@@ -118,40 +114,7 @@ class RunContext(RunDescription):
             MonitorError: the monitor cannot be reached, or refuses.
         """
         environ = os.environ if environ is None else environ
-        settings = read_settings(environ, directory)
-        if settings.incarnation is not None:
-            return cls(settings)
-        made: list[RunContext] = []
-
-        def claim() -> spmd.Identity:
-            made.append(cls._claim(settings))
-            return made[0].attempt, made[0].incarnation
-
-        if not spmd.is_spmd(environ):
-            claim()
-            return made[0]
-        (attempt, incarnation), _ = spmd.claim_once(claim)
-        if made:
-            return made[0]
-        return cls(replace(settings, attempt=attempt, incarnation=incarnation))
-
-    @classmethod
-    def _claim(cls, settings: RunSettings) -> "RunContext":
-        hosting = clients.host(settings) if settings.is_local else None
-        given = settings.attempt
-        attempt = clients.next_local_attempt(settings) if given is None else given
-        settings = replace(settings, attempt=attempt, incarnation=secrets.token_hex(8))
-        context = cls(settings, claimed_here=True)
-        context._hosting = hosting
-        try:
-            context.monitor.claim(settings.cluster)
-        except BaseException:
-            context.close()
-            raise
-        level = logging.DEBUG if settings.is_local else logging.INFO  # its monitor says so, too
-        done = "run %s: claimed attempt %d as %s"
-        logger.log(level, done, context.run, attempt, context.incarnation)
-        return context
+        return join(cls, read_settings(environ, directory), environ)
 
     @property
     def monitor(self) -> MonitorClient:
@@ -253,14 +216,11 @@ class RunContext(RunDescription):
             CorruptCheckpointError: the volume does not hold what the monitor named.
             JoinError: rank 0 could not ask, or said nothing.
         """
-        answer = spmd.ask_once("resume", self._ask_resume, _RESUME_SECONDS)
-        return self._resume_from(ResumePoint.model_validate_json(answer) if answer else None)
+        return self._resuming.together()
 
     def resume_here(self) -> Resume | None:
         """As `resume`, asked by this process alone, and once: other ranks need not call it."""
-        if not self._asked_resume:
-            self._resume_from(self.monitor.resume())
-        return self._resumed
+        return self._resuming.alone()
 
     def with_restarts(
         self,
@@ -323,7 +283,8 @@ class RunContext(RunDescription):
         self._connection.renew(self._settings, client)
         self._stops = StopRequests(self._settings, lambda: self.monitor)
         self._loop = LoopSpans(StepTracer(self._incarnation))
-        self._pace, self._asked_resume = None, False
+        self._pace = None
+        self._resuming.restart(self._settings)
         resume = self.resume_here()
         self._synchronizer.restart(self._settings, client, resume)
         self._loop.begin()
@@ -351,13 +312,7 @@ class RunContext(RunDescription):
             ValueError: this process's pace keeps batches, whose items the cursor would deal again.
             What `resume` raises.
         """
-        from trainsync.data.cursor import DataCursor
-
-        self._deals_items = True
-        self._check_prompts()
-        cursor = DataCursor(length, epochs=epochs, shuffle=shuffle, seed=seed)
-        restore_data_cursor(cursor, self.resume_here(), subdir)
-        return cursor
+        return self._cursors.of_items(length, epochs, shuffle, seed, subdir)
 
     def batch_cursor(
         self,
@@ -381,39 +336,7 @@ class RunContext(RunDescription):
             ValueError: `BatchOrder` refuses.
             What `resume` raises.
         """
-        from trainsync.data.places import BatchCursor, BatchOrder
-
-        cursor = BatchCursor(BatchOrder(length, batch_size, epochs, shuffle, seed))
-        restore_data_cursor(cursor, self.resume_here(), subdir)
-        return cursor
-
-    def _check_prompts(self) -> None:
-        if self._keeps_batches and self._deals_items:
-            raise ValueError(
-                "keep_batches=True and a data cursor: after a restart in place the cursor would "
-                "deal the items of the kept batches again; use ctx.batch_cursor, or leave "
-                "keep_batches out"
-            )
-
-    def _ask_resume(self) -> str:
-        point = self.monitor.resume()
-        return "" if point is None else point.model_dump_json()
-
-    def _resume_from(self, point: ResumePoint | None) -> Resume | None:
-        self._resumed = None if point is None else self._open(point)
-        self._asked_resume = True
-        self._loop.begin()
-        return self._resumed
-
-    def _open(self, point: ResumePoint) -> Resume:
-        # A bound method, not a closure: a Resume is sent to other ranks.
-        damaged = partial(self._report_damage, point)
-        memory = self._settings.memory_place
-        if self._settings.store is not None:
-            return open_stored_resume(
-                self._settings.store, point, damaged, memory, self._report_load
-            )
-        return open_resume(self.directory, point, damaged, memory, self._report_load)
+        return self._cursors.of_batches(length, batch_size, epochs, shuffle, seed, subdir)
 
     def _report_load(self, report: LoadReport) -> None:
         if not self._connection.closed:
@@ -445,28 +368,18 @@ class RunContext(RunDescription):
         Raises:
             JoinError: nothing says which rank this process is.
         """
-        from trainsync.checkpoint.coordinator import CheckpointCoordinator
-
         if rank is None or world_size is None:
             here, ranks = spmd.rank_and_world_size(os.environ, alone=self._claimed_here)
             rank = here if rank is None else rank
             world_size = ranks if world_size is None else world_size
-        store = self._settings.store
-        if store is None:
-            open_to_group(RunDirectory(self.directory))
-        made = CheckpointCoordinator(
+        made = open_coordinator(
+            self._settings,
             self.monitor,
-            self.directory if store is None else store,
-            rank=rank,
-            world_size=world_size,
+            rank,
+            world_size,
             when_full=when_full,
             overlapped=overlapped,
             component_prefix=component_prefix,
-            permits=clients.open_permits(self._settings, self.monitor),
-            sync_method=self.sync.method,
-            save_timeout=self.checkpoint.save_timeout,
-            memory=self._settings.memory_place,
-            incremental=self.checkpoint.incremental,
         )
         self._endings.add(made)
         return made
@@ -569,8 +482,7 @@ class RunContext(RunDescription):
         from trainsync.weights.pacing.loops import TrainerPace
 
         self._refuse_pace()
-        self._keeps_batches = keep_batches
-        self._check_prompts()
+        self._cursors.keep_batches(keep_batches)
         policy = self.sync.policy(batches_per_step)
         self._pace = pace = TrainerPace(
             self.synchronizer(),

@@ -10,19 +10,19 @@ from trainsync_operator.kube import objects
 from trainsync_operator.kube.client import ApiRefusedError
 from trainsync_operator.kube.kinds import DEPLOYMENT, Kind
 from trainsync_operator.kube.objects import Object
-from trainsync_operator.reconcile.apply import (
+from trainsync_operator.reconcile.apply.child import (
     LeftoverError,
     NameTakenError,
     ensure,
     is_calm,
 )
+from trainsync_operator.reconcile.apply.refusals import AGAIN_SECONDS, Refusals
+from trainsync_operator.reconcile.apply.stored_notation import StoredNotation
 from trainsync_operator.reconcile.events import Recorder
 from trainsync_operator.reconcile.observed import Observed
 from trainsync_operator.reconcile.reads import ReadLiveError, Reads
-from trainsync_operator.reconcile.refusals import AGAIN_SECONDS, Refusals
 from trainsync_operator.reconcile.run import Problem, Run
 from trainsync_operator.reconcile.servers.wanted import Wanted
-from trainsync_operator.reconcile.stored_notation import StoredNotation
 
 _LOG = logging.getLogger(__name__)
 

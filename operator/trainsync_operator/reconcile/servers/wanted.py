@@ -11,7 +11,7 @@ from trainsync_operator.builders.target import Target
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.kinds import DEPLOYMENT, Kind
 from trainsync_operator.kube.objects import Object
-from trainsync_operator.reconcile.apply import Owner, owner_of
+from trainsync_operator.reconcile.apply.child import Owner, owner_of
 from trainsync_operator.reconcile.observed import Observed
 from trainsync_operator.reconcile.run import Problem, Run, SpecError
 from trainsync_operator.reconcile.servers.reading import KINDS, is_of_servers

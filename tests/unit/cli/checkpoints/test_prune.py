@@ -2,7 +2,7 @@ import shutil
 
 import pytest
 import typer
-from trainsync.cli.checkpoints import prune, prune_plan, prune_question
+from trainsync.cli.checkpoints.prune import command, plan, question
 from trainsync.storage import leases
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import pointers
@@ -102,7 +102,7 @@ def test_a_reader_that_comes_at_the_last_moment_keeps_its_step(
     def no_readers(_run: RunDirectory) -> dict[object, object]:
         return {}
 
-    monkeypatch.setattr(prune_plan, "leases_in_force", no_readers)
+    monkeypatch.setattr(plan, "leases_in_force", no_readers)
     with leases.reading(idle, CHECKPOINT, 10, "evaluator"):
         found = document("prune", idle.root, "--keep", 1, "--yes", "--force", code=3)
     assert found["removed"] == []
@@ -113,7 +113,7 @@ def test_a_reader_that_comes_at_the_last_moment_keeps_its_step(
 def test_a_pointer_that_moves_at_the_last_moment_keeps_its_step(idle: RunDirectory) -> None:
     idle.pointer(CHECKPOINT).unlink()
     pointers.move_pointer(idle, CHECKPOINT, 10)
-    assert prune_plan.remove(idle, 10) is False
+    assert plan.remove(idle, 10) is False
     assert 10 in idle.steps()
 
 
@@ -123,7 +123,7 @@ def test_it_asks_and_takes_no_for_an_answer(
     result = call("prune", idle.root, "--keep", 1)
     assert result.exit_code == 3
     assert "give --yes" in result.stderr
-    monkeypatch.setattr(prune_question, "can_ask", lambda: True)
+    monkeypatch.setattr(question, "can_ask", lambda: True)
     monkeypatch.setattr("typer.confirm", lambda *_args, **_kwargs: False)
     assert call("prune", idle.root, "--keep", 1).exit_code == 3
     assert 10 in idle.steps()
@@ -138,7 +138,7 @@ def test_an_interrupt_leaves_every_step_whole_or_gone(
     def interrupted(_run: RunDirectory) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prune, "empty_trash", interrupted)
+    monkeypatch.setattr(command, "empty_trash", interrupted)
     result = call("prune", idle.root, "--keep", 1, "--yes")
     assert result.exit_code == 130
     assert "steps removed: 10" in result.stderr
@@ -153,7 +153,7 @@ def test_an_interrupt_at_the_question_removes_nothing(
     def abort(*_args: object, **_kwargs: object) -> bool:
         raise typer.Abort
 
-    monkeypatch.setattr(prune_question, "can_ask", lambda: True)
+    monkeypatch.setattr(question, "can_ask", lambda: True)
     monkeypatch.setattr("typer.confirm", abort)
     before = tree(idle.root)
     assert call("prune", idle.root, "--keep", 1).exit_code == 130

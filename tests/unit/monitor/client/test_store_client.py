@@ -16,7 +16,7 @@ from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.live.records import StoredRecords
 
-from tests.unit.monitor.store.test_store_core import ONE, TWO, Run, request
+from tests.unit.monitor.store.runs import ONE, TWO, Run, request
 from tests.waiting import eventually
 
 CHECKPOINT = SaveKind.CHECKPOINT

@@ -9,8 +9,7 @@ from trainsync.api.status import RollbackState
 from trainsync.failpoints import STORE, enabled
 from trainsync.storage.objects import commits, inspecting, keys
 
-from tests.unit.monitor.store.test_served_core import CHECKPOINT, FIRST, SECOND, Served
-from tests.unit.monitor.store.test_store_core import ONE, Run, request, save
+from tests.unit.monitor.store.runs import CHECKPOINT, FIRST, ONE, SECOND, Run, Served, request, save
 
 
 @contextmanager

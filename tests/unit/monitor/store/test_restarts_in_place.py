@@ -18,8 +18,16 @@ from trainsync.storage.objects.live import names
 from trainsync.storage.objects.live.term import Term, read_term
 from trainsync.storage.saves.incarnations import successor
 
-from tests.unit.monitor.store.test_served_core import Lease, Served, healthy
-from tests.unit.monitor.store.test_store_core import CHECKPOINT, ONE, TWO, request, save
+from tests.unit.monitor.store.runs import (
+    CHECKPOINT,
+    ONE,
+    TWO,
+    Lease,
+    Served,
+    healthy,
+    request,
+    save,
+)
 
 FIRST, SECOND = SaveOwner(0, "aaaaaaaa0"), SaveOwner(1, "aaaaaaaa1")
 NEXT = SaveOwner(0, successor(FIRST.incarnation))

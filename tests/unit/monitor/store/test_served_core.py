@@ -1,4 +1,4 @@
-"""The core of a monitor in a pod, whose run saves into a store: its Lease, and what it adds."""
+"""The core of a monitor in a pod, whose run saves into a store: what it adds to `StoreCore`."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -6,110 +6,26 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from trainsync.api.protocol import DamageReport, ProgressReport, SaveKind, SaveState
+from trainsync.api.protocol import DamageReport, ProgressReport, SaveState
 from trainsync.api.spec import Role, Verify
-from trainsync.api.status import ConditionType, RolePods, StopSaveState
+from trainsync.api.status import RolePods, StopSaveState
 from trainsync.monitor import errors
-from trainsync.monitor.commit.committer import Authority
-from trainsync.monitor.commit.core import CoreSettings
-from trainsync.monitor.commit.observer import NullObserver
 from trainsync.monitor.ledger.saves import SaveOwner
-from trainsync.monitor.store.served import ServedStoreCore
-from trainsync.storage.objects import commits, inspecting, keys
+from trainsync.storage.objects import commits, keys
 from trainsync.storage.objects.errors import StoreRefusedError
 from trainsync.storage.objects.live import names
-from trainsync.storage.objects.live.term import read_term
 
-from tests.unit.monitor.store.test_store_core import ONE, Run, request, save
+from tests.unit.monitor.store.runs import (
+    CHECKPOINT,
+    FIRST,
+    ONE,
+    SECOND,
+    Served,
+    healthy,
+    request,
+    save,
+)
 from tests.waiting import eventually
-
-CHECKPOINT = SaveKind.CHECKPOINT
-FIRST, SECOND = SaveOwner(0, "aaaaaaaa0"), SaveOwner(1, "aaaaaaaa1")
-OTHER = SaveOwner(0, "bbbbbbbb0")
-
-
-class Lease:
-    """A Lease that a test gives and takes."""
-
-    def __init__(self) -> None:
-        self.held, self.wins = True, 1
-
-    def gate(self) -> None:
-        if not self.held:
-            raise errors.NotReadyError("the Lease is not held")
-
-    def lose(self) -> None:
-        self.held = False
-
-    def win(self) -> None:
-        self.held, self.wins = True, self.wins + 1
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Told(NullObserver):
-    def __init__(self) -> None:
-        self.resumes: list[tuple[int, int]] = []
-        self.failures: list[str] = []
-
-    def resumed(self, attempt: int, step: int) -> None:
-        self.resumes.append((attempt, step))
-
-    def resume_failed(self, attempt: int, message: str) -> None:
-        self.failures.append(message)
-
-
-class Served(Run):
-    """As `Run`, with monitors that have a Lease."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.monotonic = Clock()
-        self.told = Told()
-
-    def served(
-        self, lease: Lease | None = None, executor: Any = None, **settings: Any
-    ) -> ServedStoreCore:
-        lease = lease or Lease()
-        core = ServedStoreCore(
-            self.bucket,
-            CoreSettings(**settings),
-            clock=lambda: self.now,
-            authority=Authority(gate=lease.gate, term=lambda: lease.wins),
-            observer=self.told,
-            executor=executor,
-            monotonic=self.monotonic,
-        )
-        core.tick()
-        return core
-
-
-def healthy(core: ServedStoreCore) -> tuple[str, str, str]:
-    found = next(c for c in core.view().conditions if c.type is ConditionType.CHECKPOINT_HEALTHY)
-    return found.status.value, found.reason, found.message
-
-
-def test_a_monitor_takes_the_term_with_its_lease_and_before_any_claim() -> None:
-    run, lease = Served(), Lease()
-    lease.lose()
-    core = run.served(lease)
-    assert (core.ready, core.tells, read_term(run.bucket)) == (False, False, None)
-    with pytest.raises(errors.NotReadyError):
-        core.claim(FIRST, "main", 0)
-    lease.win()
-    core.tick()
-    assert (core.ready, core.tells) == (True, True)
-    with pytest.raises(errors.FencedError, match="not in force"):
-        core.check(FIRST)
-    core.claim(FIRST, "main", 0)
-    core.check(FIRST)
-    assert [claim.incarnation for claim in core.claims()] == [FIRST.incarnation]
 
 
 def test_claims_follow_the_status_of_the_run() -> None:
@@ -122,164 +38,6 @@ def test_claims_follow_the_status_of_the_run() -> None:
         core.claim(FIRST, "main", 1)
     with pytest.raises(errors.ClaimRefusedError):
         core.claim(SaveOwner(1, "cccccccc1"), "main", 1)
-
-
-def test_an_old_monitor_commits_nothing_once_another_has_the_term_until_it_wins_anew() -> None:
-    run, lease = Served(), Lease()
-    old = run.served(lease)
-    old.claim(FIRST, "main", 0)
-    old.saves.register(FIRST, request(5, ONE))
-    new = run.served()
-    run.write(FIRST, 5, ONE)
-    old.tick()  # it believes to hold its Lease, as after a pause
-    assert run.steps() == []
-    assert healthy(old)[:2] == ("False", "StoreFailing")
-    with pytest.raises(errors.FencedError, match="another process has taken over"):
-        old.saves.save_status(FIRST, CHECKPOINT, 5)
-    new.tick()
-    assert run.steps() == [5], "the save goes on with the new monitor"
-    assert new.saves.save_status(FIRST, CHECKPOINT, 5).state is SaveState.COMMITTED
-    lease.lose()
-    lease.win()
-    old.tick()
-    assert old.saves.save_status(FIRST, CHECKPOINT, 5).state is SaveState.COMMITTED
-
-
-def test_a_run_at_the_prefix_of_another_is_refused_until_a_person_removes_the_term() -> None:
-    run = Served()
-    first = run.served(run_uid="one")
-    first.claim(FIRST, "main", 0)
-    save(run, first, FIRST, 5)
-    first.saves.register(FIRST, request(6, ONE))
-    run.write(FIRST, 6, ONE)
-    second = run.served(run_uid="two")
-    assert (second.ready, second.tells, healthy(second)[:2]) == (
-        False,
-        True,
-        ("False", "StoreFailing"),
-    )
-    assert "another run (uid one) saves into memory://" in healthy(second)[2]
-    assert "delete the object run/TERM.json" in healthy(second)[2]
-    with pytest.raises(errors.StorageUnavailableError, match="a prefix of its own"):
-        second.claim(FIRST, "main", 0)
-    run.monotonic.now += 60
-    first.tick()
-    assert (first.ready, run.steps()) == (True, [5, 6])
-    run.bucket.delete([names.TERM])
-    second.tick()
-    second.claim(OTHER, "main", 0)
-    second.expect(None)
-    point = second.resume(OTHER)
-    assert point is not None
-    assert point.step == 6
-    run.monotonic.now += 60
-    first.tick()
-    assert not first.ready
-    assert "another run (uid two) saves into memory://" in healthy(first)[2]
-
-
-def test_a_monitor_that_lost_its_lease_while_it_took_the_term_replaces_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run, lease = Served(), Lease()
-    new = run.served()
-    new.claim(FIRST, "main", 0)
-    find = run.bucket.find
-
-    def slow(key: str) -> Any:
-        if key == names.TERM:
-            lease.lose()
-        return find(key)
-
-    monkeypatch.setattr(run.bucket, "find", slow)
-    old = run.served(lease)
-    monkeypatch.undo()
-    run.monotonic.now += 20
-    new.tick()
-    assert (old.ready, new.ready) == (False, True)
-
-
-def test_a_late_take_of_an_old_monitor_is_taken_back_by_the_one_that_holds_the_lease() -> None:
-    run, lease = Served(), Lease()
-    new = run.served()
-    new.claim(FIRST, "main", 0)
-    late = run.served(lease)  # its put arrives only now, after its Lease has run out
-    lease.lose()
-    assert late.ready is False
-    run.monotonic.now += 11
-    new.tick()
-    assert not new.ready
-    with pytest.raises(errors.FencedError):
-        new.check(FIRST)
-    run.monotonic.now += 20
-    new.tick()
-    assert new.ready
-    save(run, new, FIRST, 5)
-    assert run.steps() == [5]
-
-
-def test_the_term_is_taken_back_a_few_times_only() -> None:
-    run = Served()
-    one, other = run.served(), run.served()
-    for _ in range(200):  # both believe to hold the Lease, which cannot be
-        run.monotonic.now += 400
-        one.tick()
-        other.tick()
-    assert [one.ready, other.ready].count(True) == 1
-    term = read_term(run.bucket)
-    assert term is not None
-    assert term.number < 40
-
-
-def test_a_monitor_that_was_overtaken_in_its_sweep_removes_nothing_of_later_attempts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run, lease, later = Served(), Lease(), Lease()
-    later.lose()
-    old = run.served(lease)
-    old.claim(FIRST, "main", 0)
-    new = run.served(later)
-    third, below, stalled = SaveOwner(2, "aaaaaaaa2"), run.bucket.below, []
-
-    def slow(folder: str) -> Any:
-        if folder == keys.OBJECTS and not stalled:
-            stalled.append(1)
-            lease.lose()
-            later.win()
-            new.tick()
-            new.claim(third, "main", 2)
-            new.saves.register(third, request(10, ONE))
-            run.write(third, 10, ONE)
-            found = below(folder)
-            new.tick()
-            return found
-        return below(folder)
-
-    monkeypatch.setattr(run.bucket, "below", slow)
-    old.claim(SECOND, "main", 1)
-    assert run.steps() == [10]
-    stored = commits.read_manifest(run.bucket, CHECKPOINT, 10)
-    assert inspecting.size_findings(run.bucket, stored) == []
-
-
-def test_a_monitor_without_its_lease_sweeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, lease = Served(), Lease()
-    core = run.served(lease)
-    core.claim(FIRST, "main", 0)
-    run.write(FIRST, 5, ONE)
-    below = run.bucket.below
-
-    def slow(folder: str) -> Any:
-        found = below(folder)
-        if folder == names.owner(0, FIRST.incarnation) and read_term(run.bucket) != before:
-            lease.lose()
-        return found
-
-    before = read_term(run.bucket)
-    monkeypatch.setattr(run.bucket, "below", slow)
-    with pytest.raises(errors.NotReadyError):
-        core.claim(SECOND, "main", 1)
-    assert len(run.shards()) == 1
 
 
 def test_a_claim_asks_the_store_as_often_with_many_steps_as_with_few(
@@ -380,30 +138,6 @@ def test_an_older_copy_of_the_bucket_is_told_of_until_a_newer_commit() -> None:
     assert healthy(core)[:2] == ("False", "CheckpointMissing")
     save(run, core, SECOND, 6)
     assert healthy(core)[:2] == ("True", "Committed")
-
-
-def test_a_bucket_that_refuses_is_told_of_and_asked_again_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run, asked = Served(), []
-
-    def refuse(*_: object) -> None:
-        asked.append(1)
-        raise StoreRefusedError("s3://bucket/run, putting probe/x: access is denied (403)")
-
-    monkeypatch.setattr(run.bucket, "create", refuse)
-    core = run.served()
-    assert (core.ready, core.tells) == (False, True)
-    assert healthy(core)[:2] == ("False", "StoreFailing")
-    assert "access is denied" in healthy(core)[2]
-    with pytest.raises(errors.StorageUnavailableError, match="access is denied"):
-        core.claim(FIRST, "main", 0)
-    assert len(asked) == 1, "callers hear of it at once"
-    monkeypatch.undo()
-    run.monotonic.now += 10
-    core.tick()
-    assert core.ready
-    assert healthy(core)[1] == "NothingCommitted"
 
 
 class Later(ThreadPoolExecutor):

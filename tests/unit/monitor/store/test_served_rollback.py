@@ -18,9 +18,17 @@ from trainsync.storage.objects.errors import StoreUnavailableError
 from trainsync.storage.objects.live import names, references
 from trainsync.storage.objects.live.term import read_term
 
-from tests.unit.monitor.store.test_served_core import CHECKPOINT, FIRST, SECOND, Lease, Served
+from tests.unit.monitor.store.runs import (
+    CHECKPOINT,
+    FIRST,
+    ONE,
+    SECOND,
+    Lease,
+    Served,
+    request,
+    save,
+)
 from tests.unit.monitor.store.test_state_dicts import STATE_DICT, publish
-from tests.unit.monitor.store.test_store_core import ONE, request, save
 
 THIRD = SaveOwner(2, "aaaaaaaa2")
 TO_10 = ResumeFrom(step=10)

@@ -14,7 +14,7 @@ from trainsync.storage.objects.errors import StoreUnavailableError
 from trainsync.storage.objects.live import references
 from trainsync.storage.saves.incarnations import successor
 
-from tests.unit.monitor.store.test_store_core import ONE, TWO, Run, request
+from tests.unit.monitor.store.runs import ONE, TWO, Run, request
 
 CHECKPOINT, STATE_DICT = SaveKind.CHECKPOINT, SaveKind.STATE_DICT
 READING = 600.0
@@ -117,9 +117,7 @@ def test_a_newer_attempt_supersedes_what_an_older_one_trained_after_the_checkpoi
     assert commits.read_pointer(run.bucket, STATE_DICT) == 4
 
 
-def test_what_is_superseded_stays_while_a_reader_may_be_at_it_and_no_longer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_superseded_stays_while_a_reader_may_be_at_it_and_no_longer() -> None:
     run = Run()
     core, owner = resumed(run, 0)
     publish(run, core, owner, 2, b"first")
@@ -128,8 +126,7 @@ def test_what_is_superseded_stays_while_a_reader_may_be_at_it_and_no_longer(
     publish(run, core, owner, 2, b"again!")
     assert old <= set(run.shards()), "a reader may be at them"
     core.tick()
-    now = core._monotonic()
-    monkeypatch.setattr(core, "_monotonic", lambda: now + READING + 1)
+    run.monotonic.now += READING + 1
     for _ in range(2):
         core.tick()
     assert not old & set(run.shards())

@@ -16,8 +16,8 @@ from trainsync.storage.objects import commits
 from trainsync.storage.objects.live import references
 from trainsync.storage.saves.incarnations import successor
 
+from tests.unit.monitor.store.runs import ONE, Run, request
 from tests.unit.monitor.store.test_state_dicts import KilledError
-from tests.unit.monitor.store.test_store_core import ONE, Run, request
 
 CHECKPOINT, STATE_DICT = SaveKind.CHECKPOINT, SaveKind.STATE_DICT
 READING = 600.0

@@ -1,7 +1,7 @@
 """The monitor of a run in a store: what participants put is committed, or ends for a reason."""
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -9,8 +9,6 @@ from trainsync.api.protocol import (
     DamageReport,
     FailureReport,
     ParticipantRef,
-    SaveKind,
-    SaveRequest,
     SaveState,
 )
 from trainsync.api.spec import Verify
@@ -25,89 +23,14 @@ from trainsync.monitor.errors import (
 )
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.store.core import StoreCore
-from trainsync.storage.digest import format_digest, new_hasher
 from trainsync.storage.errors import SecondWriterError
 from trainsync.storage.objects import commits, keys
-from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import StoreUnavailableError
 from trainsync.storage.objects.live import names
-from trainsync.storage.objects.live.records import StoredRecords
 from trainsync.storage.objects.live.term import read_term
 from trainsync.storage.objects.manifests import SET_ASIDE
-from trainsync.storage.saves.receipts import FileEntry, Receipt
 
-from tests.unit.storage.objects.memory import memory
-
-CHECKPOINT = SaveKind.CHECKPOINT
-ONE = ("model", 0)
-TWO = ("model", 1)
-
-
-class Run:
-    """A store, a clock, and monitors that are killed and made again."""
-
-    def __init__(self) -> None:
-        self.bucket: Bucket = memory()
-        self.now = datetime(2026, 1, 1, tzinfo=UTC)
-
-    def monitor(self, attempt: int, **settings: Any) -> tuple[StoreCore, SaveOwner]:
-        core = StoreCore(self.bucket, CoreSettings(**settings), clock=lambda: self.now)
-        owner = SaveOwner(attempt, f"aaaaaaaa{attempt}")
-        core.claim(owner, "local", None)
-        return core, owner
-
-    def write(
-        self,
-        owner: SaveOwner,
-        step: int,
-        part: tuple[str, int],
-        data: bytes = b"bytes",
-        writer: str = "bbbbbbbb",
-        kind: SaveKind = CHECKPOINT,
-    ) -> Receipt:
-        """A participant's object and receipt."""
-        hasher = new_hasher()
-        hasher.update(data)
-        receipt = Receipt(
-            kind=kind,
-            step=step,
-            attempt=owner.attempt,
-            incarnation=owner.incarnation,
-            component=part[0],
-            rank=part[1],
-            world_size=2,
-            files=(FileEntry(f"actor/{part[0]}_{part[1]}.pt", len(data), format_digest(hasher)),),
-            seconds=0.0,
-            writer=f"{writer}{part[1]}",
-        )
-        for key in names.shards(receipt).values():
-            self.bucket.create(key, data)
-        self.records(owner, step, kind).write_receipt(receipt)
-        return receipt
-
-    def records(self, owner: SaveOwner, step: int, kind: SaveKind = CHECKPOINT) -> StoredRecords:
-        return StoredRecords(self.bucket, owner.attempt, owner.incarnation, kind, step)
-
-    def steps(self, kind: SaveKind = CHECKPOINT) -> list[int]:
-        return commits.committed_steps(self.bucket, kind)
-
-    def shards(self) -> list[str]:
-        return [info.key for info in self.bucket.below(keys.OBJECTS)]
-
-
-def request(step: int, *parts: tuple[str, int], kind: SaveKind = CHECKPOINT) -> SaveRequest:
-    refs = [ParticipantRef(component=component, rank=rank) for component, rank in parts]
-    return SaveRequest(kind=kind, step=step, participants=refs)
-
-
-def save(run: Run, core: StoreCore, owner: SaveOwner, step: int) -> None:
-    core.saves.register(owner, request(step, ONE))
-    run.write(owner, step, ONE)
-    core.tick()
-
-
-def state(core: StoreCore, owner: SaveOwner, step: int) -> SaveState:
-    return core.saves.save_status(owner, CHECKPOINT, step).state
+from tests.unit.monitor.store.runs import CHECKPOINT, ONE, TWO, Run, request, save, state
 
 
 def test_a_save_commits_when_every_participant_has_put_its_receipt() -> None:

@@ -14,7 +14,7 @@ from trainsync_operator.controller.leader import Elector, Leadership, Leadership
 from trainsync_operator.kube.client import ApiError
 from trainsync_operator.kube.kinds import LEASE, Kind
 
-from tests.unit.operator.support import FakeApi
+from tests.unit.operator.fake_api import FakeApi
 
 
 class Time:

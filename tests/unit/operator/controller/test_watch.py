@@ -11,8 +11,7 @@ from trainsync_operator.kube.kinds import POD, RUN
 from trainsync_operator.kube.logging import about, fields, of_attempt, subject
 from trainsync_operator.kube.store import Store
 from trainsync_operator.reconcile import status
-from trainsync_operator.reconcile.reconcile import Key
-from trainsync_operator.reconcile.run import State
+from trainsync_operator.reconcile.run import Key, State
 
 from tests.unit.operator.support import START, healthy, make_run, raw_run
 

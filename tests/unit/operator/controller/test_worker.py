@@ -14,7 +14,8 @@ from trainsync_operator.kube.client import ApiError, ApiRefusedError, _error
 from trainsync_operator.kube.kinds import RUN
 from trainsync_operator.kube.store import Store
 from trainsync_operator.metrics.metrics import Metrics
-from trainsync_operator.reconcile.reconcile import Key, StaleError
+from trainsync_operator.reconcile.run import Key
+from trainsync_operator.reconcile.status_writer import StaleError
 
 from tests.unit.operator.support import raw_run
 

@@ -12,8 +12,7 @@ from trainsync_operator.reconcile import status
 from trainsync_operator.reconcile.decide.failures import Reason
 from trainsync_operator.reconcile.decide.stopping import StopOutcome
 from trainsync_operator.reconcile.observed import JobPhase
-from trainsync_operator.reconcile.reconcile import Key
-from trainsync_operator.reconcile.run import Run, State
+from trainsync_operator.reconcile.run import Key, Run, State
 
 from tests.unit.operator.support import START, healthy, job, make_run, with_servers
 

@@ -14,7 +14,7 @@ from trainsync_operator.kube.client import ApiError, ApiRefusedError
 from trainsync_operator.kube.kinds import CHILDREN, POD, RAY_CLUSTER, RAY_JOB, RUN, Kind
 from trainsync_operator.kube.objects import Object
 
-from tests.unit.operator.support import Crash, FakeApi
+from tests.unit.operator.fake_api import Crash, FakeApi
 
 Answer = TypeVar("Answer")
 _ENDED: Final = {"FAILED", "SUCCEEDED", "STOPPED"}

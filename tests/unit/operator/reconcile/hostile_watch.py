@@ -11,7 +11,7 @@ from trainsync_operator.kube.kinds import RUN, WATCHED, Kind
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.kube.store import Store
 
-from tests.unit.operator.support import FakeApi
+from tests.unit.operator.fake_api import FakeApi
 
 _REMEMBERED: Final = 50
 

@@ -14,7 +14,7 @@ from trainsync_operator.reconcile.reconcile import Reconciler
 from trainsync_operator.reconcile.trimmed import trim
 
 from tests.unit.operator.reconcile.hostile_watch import HostileWatch
-from tests.unit.operator.reconcile.test_reconcile import KEY, Ignore, World
+from tests.unit.operator.reconcile.world import KEY, Ignore, World
 from tests.unit.operator.support import spec
 
 

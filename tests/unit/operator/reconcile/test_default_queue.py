@@ -10,8 +10,9 @@ from trainsync_operator.kube.kinds import POD, RAY_CLUSTER, RUN, Kind
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile.run import QUEUE_LABEL
 
-from tests.unit.operator.reconcile.test_reconcile import World
-from tests.unit.operator.support import FakeApi, KubeRay, raw_run, seconds, spec
+from tests.unit.operator.fake_api import FakeApi, KubeRay
+from tests.unit.operator.reconcile.world import World
+from tests.unit.operator.support import raw_run, seconds, spec
 
 LABELS: Final = [{QUEUE_LABEL: "default"}, {}]
 NAMES: Final = ["a default LocalQueue", "manageJobsWithoutQueueName"]

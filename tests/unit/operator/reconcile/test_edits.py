@@ -7,13 +7,14 @@ import pytest
 from trainsync_operator.builders.target import MonitorSettings
 from trainsync_operator.kube.client import ApiError, ApiRefusedError
 from trainsync_operator.kube.kinds import POD, RAY_CLUSTER, RAY_JOB, RUN, SERVICE, Kind
+from trainsync_operator.reconcile.apply.refusals import AGAIN_SECONDS
 from trainsync_operator.reconcile.reconcile import Reconciler
-from trainsync_operator.reconcile.refusals import AGAIN_SECONDS
 
+from tests.unit.operator.fake_api import refuse
 from tests.unit.operator.reconcile.test_between_looks import Watched
 from tests.unit.operator.reconcile.test_reads import Counted
-from tests.unit.operator.reconcile.test_reconcile import KEY, Ignore, World
-from tests.unit.operator.support import refuse, seconds, spec
+from tests.unit.operator.reconcile.world import KEY, Ignore, World
+from tests.unit.operator.support import seconds, spec
 
 Write = Callable[[str, Kind, str], None]
 IMAGE_OF_ANOTHER = {"monitor": {"image": "other.example/monitor:1"}}

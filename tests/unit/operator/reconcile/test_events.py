@@ -7,7 +7,8 @@ from trainsync_operator.kube.client import ApiError
 from trainsync_operator.kube.kinds import EVENT, Kind
 from trainsync_operator.reconcile.events import Recorder
 
-from tests.unit.operator.support import START, FakeApi, events_of, make_run
+from tests.unit.operator.fake_api import FakeApi, events_of
+from tests.unit.operator.support import START, make_run
 
 RUN = make_run()
 Post = Callable[[Recorder], Awaitable[None]]

@@ -29,13 +29,14 @@ from trainsync_operator.metrics.catalogue import RECONCILES
 from trainsync_operator.metrics.metrics import Metrics
 from trainsync_operator.reconcile.observe import observe
 from trainsync_operator.reconcile.reads import Cached, Live
-from trainsync_operator.reconcile.reconcile import Key, Reconciler
-from trainsync_operator.reconcile.run import parse
+from trainsync_operator.reconcile.reconcile import Reconciler
+from trainsync_operator.reconcile.run import Key, parse
 from trainsync_operator.reconcile.trimmed import trim
 
+from tests.unit.operator.fake_api import Crash, KubeRay
 from tests.unit.operator.reconcile.hostile_api import TYPO, Fault, HostileApi
 from tests.unit.operator.reconcile.hostile_watch import HostileWatch
-from tests.unit.operator.support import START, UID, Crash, KubeRay, raw_run, seconds, with_servers
+from tests.unit.operator.support import START, UID, raw_run, seconds, with_servers
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -20,12 +20,13 @@ from trainsync_operator.kube.kinds import (
     Kind,
 )
 from trainsync_operator.kube.objects import Object
+from trainsync_operator.reconcile.apply.refusals import AGAIN_SECONDS
 from trainsync_operator.reconcile.reconcile import Reconciler
-from trainsync_operator.reconcile.refusals import AGAIN_SECONDS
 
+from tests.unit.operator.fake_api import events_of
 from tests.unit.operator.reconcile.test_reads import Counted
-from tests.unit.operator.reconcile.test_reconcile import KEY, Ignore, World
-from tests.unit.operator.support import events_of, seconds, with_servers
+from tests.unit.operator.reconcile.world import KEY, Ignore, World
+from tests.unit.operator.support import seconds, with_servers
 
 ROLLOUT = "tiny-server-rollout"
 OF_SERVERS = (DEPLOYMENT, SERVICE, BUDGET)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from trainsync.checkpoint.errors import SaveTimeoutError
-from trainsync.runtime.shutdown import EXIT_CODE, GracefulShutdown, NotMainThreadError
+from trainsync.runtime.stop.shutdown import EXIT_CODE, GracefulShutdown, NotMainThreadError
 
 from tests.waiting import eventually
 
@@ -172,7 +172,7 @@ def test_no_grace_at_all_is_refused() -> None:
 
 PROGRAM = """
 import signal, sys, time
-from trainsync.runtime.shutdown import GracefulShutdown
+from trainsync.runtime.stop.shutdown import GracefulShutdown
 signal.signal(signal.SIGTERM, getattr(signal, sys.argv[1]))
 with GracefulShutdown((), lambda seconds: None, grace_seconds=float(sys.argv[2])) as shutdown:
     print("ready", flush=True)

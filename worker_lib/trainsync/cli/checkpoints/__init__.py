@@ -1,14 +1,16 @@
 """``trainsync checkpoints``: look at, verify, copy and mend what is committed in a run's directory
 or in a store.
 
-Begin at the module of a command; `options` beside this package, `places` and `reports` are shared.
-Works on the directory or the store alone: no cluster, no monitor, and but for ``merge`` and
-``push`` no torch.
+Begin at the module or folder of a command; `options` beside this package, `places` and `reports`
+are shared. Works on the directory or the store alone: no cluster, no monitor, and but for ``merge``
+and ``push`` no torch.
 """
 
 import typer
 
-from trainsync.cli.checkpoints import copying, listing, merge, prune, push, repair, show, verify
+from trainsync.cli.checkpoints import copying, listing, merge, push, show, verify
+from trainsync.cli.checkpoints.prune import command as prune
+from trainsync.cli.checkpoints.repair import command as repair
 from trainsync.cli.output.console import EXIT_CODES
 
 app = typer.Typer(

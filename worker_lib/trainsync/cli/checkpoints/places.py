@@ -7,7 +7,8 @@ from typing import Protocol
 
 from trainsync.api import env
 from trainsync.api.protocol import SaveKind
-from trainsync.cli.checkpoints import prune_plan, reports
+from trainsync.cli.checkpoints import reports
+from trainsync.cli.checkpoints.prune import plan as prune_plan
 from trainsync.cli.checkpoints.reports import SaveReport
 from trainsync.cli.options import chosen, open_run
 from trainsync.cli.output.console import USAGE, fail

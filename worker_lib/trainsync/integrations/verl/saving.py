@@ -10,7 +10,7 @@ from typing import Final, Literal, Self
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.runtime.context import RunContext
-from trainsync.runtime.shutdown import EXIT_CODE, NotMainThreadError
+from trainsync.runtime.stop.shutdown import EXIT_CODE, NotMainThreadError
 
 OVERLAPPED: Final = "TRAINSYNC_VERL_OVERLAPPED"
 WHEN_FULL: Final = "TRAINSYNC_VERL_WHEN_FULL"

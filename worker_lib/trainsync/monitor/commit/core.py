@@ -34,6 +34,7 @@ from trainsync.monitor.commit.executor import SaveExecutor
 from trainsync.monitor.commit.health import Unhealthy, worst
 from trainsync.monitor.commit.observer import NullObserver, Observer, Observers
 from trainsync.monitor.commit.removal import Removal
+from trainsync.monitor.commit.restarts import Restarts
 from trainsync.monitor.commit.save_requests import SaveRequests
 from trainsync.monitor.ledger.ledger import Ledger
 from trainsync.monitor.ledger.permits import Permits
@@ -171,7 +172,7 @@ class MonitorCore:
         self._volume: views.VolumeView | None = None
         self._stop: StopAnswer | None = None
         self._servers = servers
-        self._restart: views.RestartView | None = None
+        self._restarts = Restarts(self._observer)
         self.gpus = 0.0
         """GPUs that the run's pods ask for; what is at risk is counted in them."""
 
@@ -272,14 +273,7 @@ class MonitorCore:
         self._answers.forget()
         self._resuming.granted()
         self._permits.renew(quiet=False)  # its processes are gone, or fenced
-        self._restart = views.RestartView(successor.restarts, self._clock(), reason)
-        _LOG.warning(
-            "attempt %d is restarted in place, the %d. time: %s",
-            owner.attempt,
-            successor.restarts,
-            reason,
-        )
-        self._observer.restarted(owner.attempt, successor.restarts, reason)
+        self._restarts.note(successor, self._clock(), reason)
 
     def resume_from(self, wanted: ResumeFrom | None) -> None:
         """The present ``spec.resumeFrom``: see `Rollbacks.ask`."""
@@ -419,14 +413,8 @@ class MonitorCore:
             at_risk=at_risk(self._progress.current(), self._progress.first, ledger, self.gpus),
             rollback=self._rollbacks.view,
             account=self._account.shown(),
-            restarts=self._restarts(),
+            restarts=self._restarts.view(ledger.restarts),
         )
-
-    def _restarts(self) -> views.RestartView:
-        number = self._worker.ledger.restarts
-        if self._restart is not None and self._restart.count == number:
-            return self._restart
-        return views.RestartView(number)  # a monitor before this one saw when and why
 
     @property
     def open_saves(self) -> list[Save]:

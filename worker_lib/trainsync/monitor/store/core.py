@@ -4,15 +4,12 @@ One thread owns a core (see `trainsync.monitor.commit.core_thread`), so it needs
 """
 
 import logging
-import math
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Final
 
 from trainsync.api.protocol import (
     CommitNotice,
@@ -32,42 +29,23 @@ from trainsync.monitor.commit.core import CoreSettings
 from trainsync.monitor.commit.health import Unhealthy
 from trainsync.monitor.commit.newest import notice_of
 from trainsync.monitor.commit.observer import NullObserver, Observer
+from trainsync.monitor.commit.restarts import Restarts
 from trainsync.monitor.ledger.ledger import Ledger
 from trainsync.monitor.ledger.permits import Permits
 from trainsync.monitor.ledger.progress import ProgressTracker
 from trainsync.monitor.ledger.saves import Save, SaveOwner
 from trainsync.monitor.server import views
-from trainsync.monitor.store import origin, tidy
+from trainsync.monitor.store import origin
 from trainsync.monitor.store.executor import StoreExecutor
 from trainsync.monitor.store.requests import StoreSaveRequests
 from trainsync.monitor.store.resuming import StoreResuming
-from trainsync.storage.errors import ClaimTakenError, StorageError
+from trainsync.monitor.store.sweeps import Sweeps
+from trainsync.monitor.store.term_hold import TermHold
 from trainsync.storage.objects.bucket import Bucket
-from trainsync.storage.objects.live.term import (
-    AttemptOverError,
-    Tenure,
-    Term,
-    TermLostError,
-    check_claim,
-    check_run,
-)
-from trainsync.storage.objects.probe import require_conditional_puts
+from trainsync.storage.objects.live.term import Tenure, check_claim
 from trainsync.storage.saves import incarnations
 
 _LOG = logging.getLogger(__name__)
-_CHECK_SECONDS: Final = 10.0
-_AGAIN_SECONDS: Final = 5.0
-"""A store that refuses the term is asked again so late; callers hear of it at once meanwhile."""
-_RETAKE_SECONDS: Final = 20.0
-"""A monitor that lost the term and holds its Lease so long takes it anew: longer than a Lease lasts
-without its renewal, so the one that took the term has no right to it."""
-_LONGEST_RETAKE_SECONDS: Final = 300.0
-_RETAKES: Final = 8
-_SWEEPS: Final = 2
-_SWEEP_SECONDS: Final = 900.0
-"""Until the second sweep, of what processes that were deposed have put late."""
-_SWEEP_AGAIN_SECONDS: Final = 60.0
-"""After one that the store refused."""
 
 
 class StoreCore:
@@ -100,7 +78,6 @@ class StoreCore:
         self._settings = settings
         self._clock = clock
         self._observer = observer or NullObserver()
-        self._monotonic = monotonic
         self._tenure = Tenure(bucket, settings.run_uid, secrets.token_hex(8))
         self._worker = StoreExecutor(
             bucket,
@@ -123,7 +100,7 @@ class StoreCore:
         )
         self._progress = ProgressTracker()
         self._weights: WeightsReport | None = None
-        self._restart: views.RestartView | None = None
+        self._restarts = Restarts(self._observer)
         self._resuming = StoreResuming(
             bucket,
             self._worker,
@@ -134,14 +111,16 @@ class StoreCore:
             executor=executor,
         )
         self._authority = authority
-        self._won: int | None = None
-        self._refused: tuple[float, str] = (-math.inf, "")  # until when, and why
-        self._holds = False
-        self._lost: str | None = None
-        self._lost_at = 0.0
-        self._retakes = 0
-        self._checked = monotonic()
-        self._sweeps_left, self._sweep_at = 0, math.inf
+        self._hold = TermHold(
+            bucket, self._tenure, settings.run_uid, authority=authority, monotonic=monotonic
+        )
+        self._sweeps = Sweeps(
+            bucket,
+            self._worker,
+            self._hold,
+            reading_seconds=settings.reading_seconds,
+            monotonic=monotonic,
+        )
 
     # For the thread.
 
@@ -153,9 +132,7 @@ class StoreCore:
     @property
     def ready(self) -> bool:
         """Whether requests can be answered."""
-        if not self._holds or self._lost is not None:
-            return False
-        return self._authority is None or (self._may() and self._won == self._authority.term())
+        return self._hold.ready
 
     @property
     def busy(self) -> bool:
@@ -179,16 +156,11 @@ class StoreCore:
             return
         self._permits.advance()
         try:
-            with self._kept():
-                if self._monotonic() - self._checked >= _CHECK_SECONDS:
-                    self._tenure.check()
-                    self._checked = self._monotonic()
+            with self._hold.kept():
+                self._hold.check_now_and_then()
                 self._worker.scan()
                 self._worker.act(self._clock())
-            if self._worker.has_superseded:
-                self._sweep_later()
-            if self._monotonic() >= self._sweep_at:
-                self._sweep()
+            self._sweeps.advance()
         except errors.FencedError:
             return
         except errors.StorageUnavailableError as error:
@@ -224,8 +196,8 @@ class StoreCore:
             StorageUnavailableError: the store cannot be reached, or honours no conditional puts.
         """
         self._ready()
-        if self._lost is not None and self._authority is not None:
-            raise errors.FencedError(self._lost)
+        if self._hold.lost is not None and self._authority is not None:
+            raise errors.FencedError(self._hold.lost)
         if confirmed_attempt is not None and owner.attempt > confirmed_attempt:
             raise errors.NotYetError(
                 f"attempt {owner.attempt} is newer than attempt {confirmed_attempt} of the run"
@@ -234,8 +206,8 @@ class StoreCore:
             raise errors.ClaimRefusedError(
                 f"attempt {owner.attempt} is over: the run is at attempt {confirmed_attempt}"
             )
-        with self._kept():
-            if not self._holds:
+        with self._hold.kept():
+            if not self._hold.holds:
                 check = partial(
                     check_claim,
                     run_uid=self._settings.run_uid,
@@ -243,21 +215,20 @@ class StoreCore:
                     cluster=cluster,
                     mine=owner.incarnation,
                 )
-                self._take(check)
-                self._worker.settle(self._clock())
-                self._holds = True
+                with self._hold.learning():
+                    self._hold.take(check, self._rebuild)
+                    self._worker.settle(self._clock())
             begins = self._tenure.term.attempt != owner.attempt
             if begins and self._authority is not None:
                 self._settle_last()
             self._tenure.claim(owner.attempt, cluster, owner.incarnation)
-            self._holds = False  # until what the store has is known anew
-            self._rebuild()
-            self._holds = True
+            with self._hold.learning():
+                self._rebuild()
         if begins:
             self._resuming.forget()
             self._permits.renew(quiet=False)
         _LOG.info("attempt %d of cluster %s claimed by %s", owner.attempt, cluster, owner)
-        self._begin_sweeps()
+        self._sweeps.begin()
 
     def renew(self, owner: SaveOwner, incarnation: str, reason: str) -> None:
         """Restart the owner's attempt in place: its successor of that name is in force from now on.
@@ -278,30 +249,23 @@ class StoreCore:
             raise errors.InvalidRequestError(
                 f"{incarnation} is no name of a successor of incarnation {owner.incarnation}"
             )
-        if self._holds and self._lost is None and successor in self._worker.ledger.owners:
+        if self._hold.holds_still and successor in self._worker.ledger.owners:
             return  # the answer to the request before was lost
         self._fence(owner)
         cluster = self._worker.ledger.cluster_of(owner)
         assert cluster is not None, "the owner is in force"
-        with self._kept():
+        with self._hold.kept():
             self._settle_last()
-            self._see_right()  # also now: a store that is away costs no open save
+            self._hold.see_right()  # also now: a store that is away costs no open save
             why = f"the attempt is restarted in place ({successor.restarts})"
             self._worker.abandon(owner, why, self._clock())
-            self._see_right()
+            self._hold.see_right()
             self._tenure.renew(cluster, owner.incarnation, incarnation)
         self._worker.grant(cluster, successor)
         self._resuming.forget()
         self._permits.renew(quiet=False)  # its processes are gone, or fenced
-        self._restart = views.RestartView(successor.restarts, self._clock(), reason)
-        _LOG.warning(
-            "attempt %d is restarted in place, the %d. time: %s",
-            owner.attempt,
-            successor.restarts,
-            reason,
-        )
-        self._observer.restarted(owner.attempt, successor.restarts, reason)
-        self._begin_sweeps()
+        self._restarts.note(successor, self._clock(), reason)
+        self._sweeps.begin()
 
     def newest(self, owner: SaveOwner, kind: SaveKind) -> CommitNotice | None:
         """The newest save of the owner's training, or what it resumed from."""
@@ -321,7 +285,7 @@ class StoreCore:
         if kind is SaveKind.CHECKPOINT:
             info = ledger.info(kind, began.step)
         else:
-            with self._kept():
+            with self._hold.kept():
                 info = self._worker.weights_of(began.step)
         return None if info is None else notice_of(kind, info)
 
@@ -331,13 +295,13 @@ class StoreCore:
         See `StoreResuming.answer`.
         """
         self._fence(owner)
-        with self._kept():
+        with self._hold.kept():
             return self._resuming.answer(owner)
 
     def damage(self, owner: SaveOwner, report: DamageReport) -> None:
         """A rank could not load a checkpoint: the next attempt reads it in full first."""
         self._fence(owner)
-        with self._kept():
+        with self._hold.kept():
             origin.note_doubt(self._bucket, report)
 
     def loaded(self, owner: SaveOwner, report: LoadReport) -> None:
@@ -374,21 +338,15 @@ class StoreCore:
         health = self._worker.health
         return views.build(
             self._worker.ledger,
-            error=self._lost or health.text,
-            reason=Unhealthy.STORE if self._lost is not None else health.reason,
+            error=self._hold.lost or health.text,
+            reason=Unhealthy.STORE if self._hold.lost is not None else health.reason,
             leases=views.LeasesView(writers=self._permits.holders, waiting=self._permits.waiters),
             progress=self._progress.current(),
             steps=self._progress.steps,
             weights=self._weights,
             lag_allowed=self._settings.lag_allowed,
-            restarts=self._restarts(),
+            restarts=self._restarts.view(self._worker.ledger.restarts),
         )
-
-    def _restarts(self) -> views.RestartView:
-        number = self._worker.ledger.restarts
-        if self._restart is not None and self._restart.count == number:
-            return self._restart
-        return views.RestartView(number)  # a monitor before this one saw when and why
 
     @property
     def open_saves(self) -> list[Save]:
@@ -398,101 +356,20 @@ class StoreCore:
     # Inside.
 
     def _act(self) -> None:
-        with self._kept():
+        with self._hold.kept():
             self._worker.act(self._clock())
 
-    def _begin_sweeps(self) -> None:
-        self._sweeps_left = _SWEEPS
-        self._sweep()
-
-    def _sweep_later(self) -> None:
-        """Have a sweep once no reader is at what was superseded any more."""
-        self._worker.has_superseded = False
-        later = self._monotonic() + self._settings.reading_seconds
-        if later < self._sweep_at:  # what is planned comes after it
-            self._sweeps_left, self._sweep_at = self._sweeps_left + 1, later
-
-    def _sweep(self) -> None:
-        """Remove what incarnations that are over have left, and once more a while later."""
-        try:
-            with self._kept():
-                tidy.sweep(self._bucket, self._worker.ledger, self._see_right)
-        except errors.StorageUnavailableError as error:
-            self._worker.health.io_error("sweep", str(error))
-            self._sweep_at = self._monotonic() + _SWEEP_AGAIN_SECONDS
-            return
-        self._worker.health.solved("sweep")
-        self._sweeps_left -= 1
-        # Readers of what the attempt supersedes began before it.
-        pause = max(_SWEEP_SECONDS, self._settings.reading_seconds)
-        self._sweep_at = self._monotonic() + pause if self._sweeps_left else math.inf
-
-    def _see_right(self) -> None:
-        """See that this monitor may do what it judged; raises `MonitorError`, `StoreError`."""
-        if self._authority is not None:
-            self._authority.gate()
-        self._tenure.check()
-
-    def _may(self) -> bool:
-        """Whether the authority is held."""
-        try:
-            if self._authority is not None:
-                self._authority.gate()
-        except errors.MonitorError:
-            return False
-        return True
-
     def _ready(self) -> None:
-        """Take the run's term, if the authority was won since; in a local run the claim does.
+        """Take the run's term, if the authority was won since: see `TermHold.seize`."""
+        if self._hold.seize(self._begin):
+            self._sweeps.plan()  # of what a monitor before this one had superseded
+            self._taken()
 
-        Raises:
-            NotReadyError: the authority is not held.
-            StorageUnavailableError: the store refuses.
-        """
-        if self._authority is None:
-            return
-        self._authority.gate()
-        term = self._authority.term()
-        if term != self._won:
-            self._won, self._lost, self._holds, self._retakes = term, None, False, 0
-            self._refused = (-math.inf, "")
-        if self._lost is not None and self._may_retake():
-            _LOG.warning("the run's term is taken anew: this monitor's Lease is held all along")
-            self._lost, self._holds = None, False
-            self._retakes += 1
-        if self._holds or self._lost is not None:
-            return
-        until, why = self._refused
-        if self._monotonic() < until:
-            raise errors.StorageUnavailableError(why)
-        try:
-            with self._kept():
-                self._take(partial(self._see_take, self._authority))
-        except errors.StorageUnavailableError as error:
-            self._refused = (self._monotonic() + _AGAIN_SECONDS, str(error))
-            raise
+    def _begin(self) -> None:
+        self._rebuild()
         # Writers of the attempt in force may hold permits that this monitor does not know of.
         self._permits.renew(quiet=self._worker.ledger.attempt is not None)
         self._resuming.begin()
-        self._holds = True
-        self._sweep_later()  # of what a monitor before this one had superseded
-        self._taken()
-
-    def _may_retake(self) -> bool:
-        """Whether a late put of an old monitor may have taken the term from this one."""
-        wait = min(_RETAKE_SECONDS * 2**self._retakes, _LONGEST_RETAKE_SECONDS)
-        return self._retakes < _RETAKES and self._monotonic() - self._lost_at >= wait
-
-    def _see_take(self, authority: Authority, there: Term | None) -> None:
-        """See that the term may be replaced: reading it may have taken longer than the Lease."""
-        authority.gate()
-        check_run(self._bucket, there, self._settings.run_uid)
-
-    def _take(self, check: Callable[[Term | None], None]) -> None:
-        require_conditional_puts(self._bucket)
-        self._tenure.take(check)
-        self._rebuild()
-        self._checked = self._monotonic()
 
     def _rebuild(self) -> None:
         """Learn what the store has; the attempt in force is claimed by now."""
@@ -510,9 +387,9 @@ class StoreCore:
 
     def _fence(self, owner: SaveOwner) -> None:
         self._ready()
-        if self._lost is not None:
-            raise errors.FencedError(self._lost)
-        if not self._holds:
+        if self._hold.lost is not None:
+            raise errors.FencedError(self._hold.lost)
+        if not self._hold.holds:
             raise errors.NotReadyError(f"attempt {owner.attempt} is not claimed yet")
         ledger = self._worker.ledger
         if owner not in ledger.owners:
@@ -520,17 +397,3 @@ class StoreCore:
                 f"incarnation {owner.incarnation} of attempt {owner.attempt} is not in force: "
                 f"the run is at attempt {ledger.attempt}"
             )
-
-    @contextmanager
-    def _kept(self) -> Iterator[None]:
-        """What the store or the term refuses, as a `MonitorError`."""
-        try:
-            yield
-        except TermLostError as error:
-            self._lost, self._lost_at = str(error), self._monotonic()
-            _LOG.error("%s", error)
-            raise errors.FencedError(str(error)) from error
-        except (AttemptOverError, ClaimTakenError) as error:
-            raise errors.ClaimRefusedError(str(error)) from error
-        except StorageError as error:
-            raise errors.StorageUnavailableError(str(error)) from error

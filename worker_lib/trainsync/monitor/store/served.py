@@ -75,7 +75,7 @@ class ServedStoreCore(StoreCore):
             executor=executor,
         )
         self._rollbacks = Rollbacks(
-            StoreRollbacks(bucket, settings.run_uid, self._tenure, self._see_right),
+            StoreRollbacks(bucket, settings.run_uid, self._tenure, self._hold.see_right),
             settings.run_uid,
         )
         self._worker.retention.also_kept = self._rollbacks.kept
@@ -94,7 +94,8 @@ class ServedStoreCore(StoreCore):
     def tells(self) -> bool:
         """Whether `view` is to be shown: once the ledger stands, and where the store refuses."""
         return self.ready or (
-            self._may() and (self._lost is not None or self._worker.health.text is not None)
+            self._hold.may()
+            and (self._hold.lost is not None or self._worker.health.text is not None)
         )
 
     def tick(self) -> None:
@@ -124,7 +125,7 @@ class ServedStoreCore(StoreCore):
     def resume_from(self, wanted: ResumeFrom | None) -> None:
         """The present ``spec.resumeFrom``: see `Rollbacks.ask`."""
         self._ready()
-        with self._kept():
+        with self._hold.kept():
             self._rollbacks.ask(wanted, self._worker.ledger)
 
     def check(self, owner: SaveOwner) -> None:
@@ -188,9 +189,9 @@ class ServedStoreCore(StoreCore):
     def view(self) -> views.CoreView:
         """See `StoreCore`."""
         missing = self._resuming.missing if self.ready else None
-        found = [self._lost, self._worker.health.text, missing]
+        found = [self._hold.lost, self._worker.health.text, missing]
         reasons = (
-            None if self._lost is None else Unhealthy.STORE,
+            None if self._hold.lost is None else Unhealthy.STORE,
             self._worker.health.reason,
             None if missing is None else Unhealthy.MISSING,
         )
@@ -209,7 +210,7 @@ class ServedStoreCore(StoreCore):
             at_risk=at_risk(progress, self._progress.first, ledger, self.gpus),
             account=self._account.shown(),
             rollback=self._rollbacks.view,
-            restarts=self._restarts(),
+            restarts=self._restarts.view(ledger.restarts),
         )
 
     def committed(self) -> list[tuple[SaveKind, CommittedInfo]]:

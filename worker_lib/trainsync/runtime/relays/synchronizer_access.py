@@ -11,8 +11,8 @@ from trainsync.storage.saves.incarnations import generation
 
 if TYPE_CHECKING:
     from trainsync.checkpoint.load.resume import Resume
-    from trainsync.runtime.closing import Closing
     from trainsync.runtime.relays.synchronizer_host import SynchronizerHost
+    from trainsync.runtime.stop.closing import Closing
 
 
 class SynchronizerAccess:

@@ -8,10 +8,10 @@ from typing import Final
 
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.monitor.client.base import MonitorClient
-from trainsync.runtime.closing import Closing
 from trainsync.runtime.methods import open_call_relay, open_relays
 from trainsync.runtime.relays.monitor_relays import WeightsRelay
 from trainsync.runtime.settings import RunSettings
+from trainsync.runtime.stop.closing import Closing
 from trainsync.storage.saves.incarnations import generation
 from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.synchronizer.connection import SynchronizerConnection

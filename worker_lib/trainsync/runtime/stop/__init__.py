@@ -1,5 +1,6 @@
-"""A save before the pods go: how trainers learn that one is asked for, and how a pod's end waits.
+"""How a process's part in a run ends: with a save before the pods go, on SIGTERM, and in order.
 
-Begin at `stopping` (what `RunContext` offers a training loop); `listener` asks the monitor, `hook`
-is the pods' preStop command.
+Begin at `stopping` (what `RunContext` offers a training loop); `listener` asks the monitor whether
+a save is wanted, `hook` is the pods' preStop command. `shutdown` ends a training loop on SIGTERM,
+`closing` ends what a context has begun.
 """

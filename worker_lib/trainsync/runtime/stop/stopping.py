@@ -9,7 +9,7 @@ from trainsync.api.protocol import StopPoll
 from trainsync.dist.errors import PeerError
 from trainsync.monitor.client.base import MonitorClient, StopClient
 from trainsync.monitor.errors import MonitorError
-from trainsync.runtime import spmd
+from trainsync.runtime.attempt import spmd
 from trainsync.runtime.errors import JoinError
 from trainsync.runtime.settings import RunSettings
 from trainsync.runtime.stop.listener import StopListener

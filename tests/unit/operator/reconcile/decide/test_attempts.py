@@ -1,4 +1,4 @@
-"""The decision, case by case."""
+"""What follows for an attempt, case by case: it begins, is restarted, succeeds, or is suspended."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -15,29 +15,21 @@ from trainsync_operator.reconcile.decide.attempts import (
     backoff,
     decide,
 )
-from trainsync_operator.reconcile.decide.failures import HEAD_UNREADY_AFTER, STUCK_AFTER
-from trainsync_operator.reconcile.decide.startup import DEADLINE
-from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
+from trainsync_operator.reconcile.observed import JobPhase, Observed
 from trainsync_operator.reconcile.run import Outcome, Run, State
 
-from tests.unit.operator.support import (
-    START,
-    healthy,
-    job,
-    make_run,
-    pod,
-    pods,
-    ray_cluster,
-    seconds,
-    spec,
+from tests.unit.operator.reconcile.decide.cases import (
+    HEAD_UNREADY,
+    NOW,
+    PREEMPTED,
+    RUNNING,
+    SILENT,
+    failed,
+    lost,
+    policy,
+    with_silent,
 )
-
-RUNNING = State(begun=True, start_time=START, active_since=START)
-NOW = START + seconds(100)
-
-
-def policy(**changes: object) -> dict[str, object]:
-    return spec(failurePolicy=changes)
+from tests.unit.operator.support import START, healthy, job, make_run, ray_cluster, spec
 
 
 def test_a_new_run_begins_with_attempt_zero() -> None:
@@ -61,11 +53,6 @@ def test_a_healthy_run_is_left_alone() -> None:
     decision = decide(make_run(), RUNNING, observed, NOW)
     assert decision.transition is None
     assert decision.state == RUNNING
-
-
-def test_missing_pods_before_the_job_exists_are_no_failure() -> None:
-    observed = healthy(pods=())
-    assert decide(make_run(), RUNNING, observed, NOW).transition is None
 
 
 @pytest.mark.parametrize("phase", [JobPhase.FAILED, JobPhase.STOPPED])
@@ -144,32 +131,6 @@ def test_max_restarts_zero_fails_at_the_first_failure() -> None:
     assert decision.transition is Transition.FAIL
 
 
-def lost(role: str, number: int, **changes: object) -> Observed:
-    """A job that runs, and one pod that has ended."""
-    gone = pod(role, number, alive=False, **changes)
-    others = tuple(p for p in pods() if p.name != gone.name)
-    return healthy((job(JobPhase.RUNNING),), pods=(gone, *others))
-
-
-def failed(observed: Observed) -> Observed:
-    return replace(observed, jobs=(job(JobPhase.FAILED, message="actor died"),))
-
-
-PREEMPTED = {"disruption": "PreemptionByScheduler"}
-SILENT = {"disruption": "NodeNotReady"}
-
-
-def with_silent(role: str, observed: Observed) -> Observed:
-    """One pod, which Kubernetes still calls running, is on a node that is lost."""
-    hidden = [replace(p, ready=False, **SILENT) if p.role == role else p for p in observed.pods]
-    return replace(observed, pods=tuple(hidden))
-
-
-HEAD_UNREADY = healthy(
-    (job(JobPhase.RUNNING),), ray_clusters=(ray_cluster(head_ready=False, head_ready_since=START),)
-)
-
-
 @pytest.mark.parametrize(
     ("observed", "failure_class"),
     [
@@ -200,11 +161,6 @@ def test_failures_are_counted_by_their_class(observed: Observed, failure_class: 
     assert counts == ((0, 1) if failure_class == "Infrastructure" else (1, 0))
     named = any(one["disruption"] in decision.message for one in (PREEMPTED, SILENT))
     assert named is (failure_class == "Infrastructure")
-
-
-def test_a_node_that_is_silent_for_a_moment_ends_no_attempt() -> None:
-    observed = with_silent("Trainer", healthy((job(JobPhase.RUNNING),)))
-    assert decide(make_run(), RUNNING, observed, NOW).transition is None
 
 
 def test_the_infrastructure_has_a_bound_and_a_back_off_of_its_own() -> None:
@@ -293,284 +249,6 @@ def test_a_finished_run_is_final() -> None:
         assert decide(make_run(spec(suspend=suspend)), done, observed, NOW).state == done
 
 
-def test_a_trainer_pod_that_is_gone_starts_the_next_attempt() -> None:
-    observed = healthy((job(JobPhase.RUNNING),), pods=pods()[:2] + pods()[3:])
-    decision = decide(make_run(), RUNNING, observed, NOW)
-    assert decision.transition is Transition.RESTART
-    assert "1 of 2 trainer pods" in decision.message
-    assert decision.state.cluster_attempt == 0
-
-
-def test_how_a_trainer_pod_ended_is_told() -> None:
-    how = {"alive": False, "ended": "OOMKilled, exit code 137", "last_words": "step 7"}
-    for role, number in (("Trainer", 1), ("Head", 0)):
-        dead = pod(role, number, **how)
-        others = tuple(p for p in pods() if p.name != dead.name)
-        observed = healthy((job(JobPhase.RUNNING),), pods=(*others, dead))
-        decision = decide(make_run(), RUNNING, observed, NOW)
-        said = f"Pod {dead.name} ended: OOMKilled, exit code 137. Its last lines: step 7"
-        assert said in decision.message
-
-
-@pytest.mark.parametrize("broken", [{"alive": False}, {"created": START + seconds(5)}])
-def test_a_trainer_pod_that_died_or_was_replaced_starts_the_next_attempt(
-    broken: dict[str, object],
-) -> None:
-    changed = (*pods()[:2], pod("Trainer", 1, **broken), *pods()[3:])
-    observed = healthy((job(JobPhase.RUNNING),), pods=changed)
-    assert decide(make_run(), RUNNING, observed, NOW).transition is Transition.RESTART
-
-
-def test_a_lost_explorer_is_left_to_the_job() -> None:
-    observed = healthy((job(JobPhase.RUNNING),), pods=pods()[:4])
-    assert decide(make_run(), RUNNING, observed, NOW).transition is None
-
-
-@pytest.mark.parametrize("heads", [(), (pod("Head", 1, created=START + seconds(5)),)])
-def test_a_lost_or_replaced_head_means_new_clusters(heads: tuple[object, ...]) -> None:
-    observed = healthy((job(JobPhase.RUNNING),), pods=(*heads, *pods()[1:]))
-    state = decide(make_run(), RUNNING, observed, NOW).state
-    assert (state.attempt, state.cluster_attempt) == (1, 1)
-
-
-def test_a_failed_job_and_a_lost_head_together_are_one_restart_on_new_clusters() -> None:
-    observed = healthy((job(JobPhase.FAILED),), pods=pods()[1:])
-    state = decide(make_run(), RUNNING, observed, NOW).state
-    assert (state.attempt, state.cluster_attempt, state.restarts) == (1, 1, 1)
-
-
-@pytest.mark.parametrize("clusters", [(), (ray_cluster(deleting=True),)])
-def test_a_ray_cluster_deleted_under_the_job_means_new_clusters(
-    clusters: tuple[object, ...],
-) -> None:
-    observed = healthy((job(JobPhase.RUNNING),), ray_clusters=clusters)
-    assert decide(make_run(), RUNNING, observed, NOW).state.cluster_attempt == 1
-
-
-def test_a_head_that_is_briefly_not_ready_is_waited_for() -> None:
-    since = NOW - seconds(20)
-    unready = ray_cluster(head_ready=False, head_ready_since=since)
-    observed = healthy((job(JobPhase.RUNNING),), ray_clusters=(unready,))
-    decision = decide(make_run(), RUNNING, observed, NOW)
-    assert decision.transition is None
-    assert decision.due == (since + HEAD_UNREADY_AFTER,)
-    later = decide(make_run(), RUNNING, observed, since + HEAD_UNREADY_AFTER)
-    assert later.state.cluster_attempt == 1
-
-
-def on_a_lost_node(role: str, number: int, jobs: tuple[Job, ...]) -> Observed:
-    lost = pod(
-        role,
-        number,
-        alive=False,
-        stranded=True,
-        deletion_deadline=NOW + seconds(30),
-        disruption="DeletionByTaintManager",
-    )
-    others = tuple(p for p in pods() if p.name != lost.name)
-    return healthy(jobs, pods=(*others, lost))
-
-
-@pytest.mark.parametrize("jobs", [(), (job(JobPhase.RUNNING),)])
-def test_a_head_on_a_lost_node_means_new_clusters_at_once(jobs: tuple[Job, ...]) -> None:
-    decision = decide(make_run(), RUNNING, on_a_lost_node("Head", 0, jobs), NOW)
-    assert decision.transition is Transition.RESTART
-    assert decision.state.cluster_attempt == decision.state.attempt == 1
-    assert (decision.state.restarts, decision.state.infrastructure_restarts) == (0, 1)
-
-
-def test_a_trainer_on_a_lost_node_means_a_new_attempt_on_the_same_clusters() -> None:
-    observed = on_a_lost_node("Trainer", 1, (job(JobPhase.RUNNING),))
-    decision = decide(make_run(), RUNNING, observed, NOW)
-    assert (decision.state.attempt, decision.state.cluster_attempt) == (1, 0)
-    assert (decision.state.restarts, decision.state.infrastructure_restarts) == (0, 1)
-    assert "DeletionByTaintManager" in decision.message
-
-
-@pytest.mark.parametrize("role", ["Trainer", "Explorer"])
-def test_a_pod_of_a_lost_node_does_not_end_an_attempt_that_starts(role: str) -> None:
-    assert decide(make_run(), RUNNING, on_a_lost_node(role, 1, ()), NOW).transition is None
-
-
-def test_an_explorer_on_a_lost_node_does_not_end_a_job_that_runs() -> None:
-    observed = on_a_lost_node("Explorer", 1, (job(JobPhase.RUNNING),))
-    assert decide(make_run(), RUNNING, observed, NOW).transition is None
-
-
-@pytest.mark.parametrize("role", ["Explorer", "Trainer", "Head"])
-def test_a_pod_that_does_not_go_and_is_not_replaced_means_new_clusters(role: str) -> None:
-    deadline = NOW + seconds(30)
-    stuck = pod(role, 0, alive=False, deletion_deadline=deadline)
-    others = tuple(p for p in pods() if p.name != stuck.name)
-    observed = healthy(pods=(*others, stuck))
-    early = decide(make_run(), RUNNING, observed, NOW)
-    assert early.transition is None
-    assert deadline + STUCK_AFTER in early.due
-    late = decide(make_run(), RUNNING, observed, deadline + STUCK_AFTER)
-    assert (late.state.cluster_attempt, late.state.restarts) == (1, 0)
-    assert late.state.infrastructure_restarts == 1
-    assert "(PodStuck)" in late.message
-
-
-def test_an_explorer_that_does_not_go_does_not_end_a_job_that_runs() -> None:
-    stuck = pod("Explorer", 1, alive=False, deletion_deadline=START)
-    observed = healthy((job(JobPhase.RUNNING),), pods=(*pods()[:4], stuck))
-    decision = decide(make_run(), RUNNING, observed, NOW)
-    assert decision.transition is None
-    assert decision.due == ()
-
-
-def test_an_old_explorer_that_does_not_go_and_is_not_missed_is_left_alone() -> None:
-    stuck = pod("Explorer", 2, alive=False, deletion_deadline=START)
-    observed = healthy(pods=(*pods(), stuck))
-    decision = decide(make_run(), RUNNING, observed, NOW)
-    assert decision.transition is None
-    assert START + STUCK_AFTER not in decision.due
-
-
-def test_stuck_pods_of_older_clusters_do_not_matter() -> None:
-    old = pod("Trainer", 9, attempt=0, alive=False, stranded=True, deletion_deadline=START)
-    state = replace(RUNNING, attempt=1, cluster_attempt=1, restarts=1)
-    observed = healthy((job(JobPhase.RUNNING, attempt=1),), attempt=1)
-    observed = replace(observed, pods=(*observed.pods, old))
-    assert decide(make_run(), state, observed, NOW).transition is None
-
-
-def test_a_cluster_suspended_by_its_queue_is_not_a_failure_that_counts() -> None:
-    observed = healthy((job(JobPhase.RUNNING),), ray_clusters=(ray_cluster(suspended=True),))
-    observed = replace(observed, pods=())
-    decision = decide(make_run(), RUNNING, observed, NOW)
-    assert decision.state == replace(RUNNING, attempt=1)
-    assert not decision.warning
-
-
-def test_an_attempt_without_progress_fails_after_its_deadline() -> None:
-    run = make_run(policy(progressDeadlineSeconds=60))
-    observed = healthy((job(JobPhase.RUNNING),))
-    before = decide(run, RUNNING, observed, START + seconds(59))
-    assert before.transition is None
-    assert before.due == (START + seconds(60),)
-    after = decide(run, RUNNING, observed, START + seconds(60))
-    assert after.transition is Transition.RESTART
-    assert "progressDeadlineSeconds" in after.message
-    assert (after.failure_class, after.state.restarts) == ("Stall", 1)
-
-
-@pytest.mark.parametrize(
-    ("changes", "failure_class"),
-    [
-        ({"ready": False, "problem": "ImagePullBackOff: no such tag"}, "Image"),
-        ({"ready": False, "problem": "ErrImagePull"}, "Image"),
-        ({"alive": False, "ended": 'StartError, exit code 128: exec: "pythn"'}, "Image"),
-        ({"alive": False, "ended": "Error, exit code 1"}, "Application"),
-        ({"ready": False, "problem": "CreateContainerConfigError"}, "Application"),
-    ],
-)
-def test_an_image_that_does_not_start_in_time_is_a_class_of_its_own(
-    changes: dict[str, Any], failure_class: str
-) -> None:
-    observed = healthy(pods=(*pods()[:2], pod("Trainer", 1, **changes), *pods()[3:]))
-    late = decide(make_run(), STARTING, observed, LATE)
-    assert (late.failure_class, late.state.restarts) == (failure_class, 1)
-
-
-def test_a_progress_report_moves_the_deadline_but_one_of_an_older_attempt_does_not() -> None:
-    reported = {"progress": {"lastReportTime": "2026-01-01T00:01:00Z"}}
-    run = make_run(policy(progressDeadlineSeconds=60), status=reported)
-    observed = healthy((job(JobPhase.RUNNING),))
-    assert decide(run, RUNNING, observed, START + seconds(119)).transition is None
-    younger = job(JobPhase.RUNNING, created=START + seconds(300))
-    observed = healthy((younger,))
-    observed = replace(observed, pods=pods(created=START + seconds(200)))
-    assert decide(run, RUNNING, observed, START + seconds(359)).transition is None
-
-
-BUCKET = {"objectStore": {"url": "s3://my-bucket/runs/a"}}
-
-
-def with_bucket(status: str, reason: str, minute: int) -> Run:
-    """A run whose saves wait for 10 minutes, and whose health changed at that minute."""
-    checkpoint = {"storage": BUCKET, "saveTimeoutSeconds": 600}
-    wanted = spec(checkpoint=checkpoint, failurePolicy={"progressDeadlineSeconds": 60})
-    said = {"status": status, "reason": reason, "message": "A sentence."}
-    at = {"lastTransitionTime": f"2026-01-01T00:{minute:02}:00Z"}
-    condition = {"type": "CheckpointHealthy", **said, **at}
-    return make_run(wanted, status={"conditions": [condition]})
-
-
-@pytest.mark.parametrize(
-    ("run", "restarted_after"),
-    [
-        pytest.param(with_bucket("False", "StoreFailing", 1), 660, id="away"),
-        pytest.param(with_bucket("True", "Healthy", 5), 360, id="back"),
-        pytest.param(with_bucket("True", "Healthy", 59), 660, id="away again and again"),
-        pytest.param(with_bucket("False", "SaveFailed", 5), 360, id="another problem"),
-    ],
-)
-def test_a_bucket_that_was_away_moves_the_deadline_of_progress_by_one_save_at_most(
-    run: Run, restarted_after: int
-) -> None:
-    observed = healthy((job(JobPhase.RUNNING),))
-    before = decide(run, RUNNING, observed, START + seconds(restarted_after - 1))
-    after = decide(run, RUNNING, observed, START + seconds(restarted_after + 1))
-    assert (before.transition, after.transition) == (None, Transition.RESTART)
-
-
-STARTING = replace(RUNNING, starting_since=START)
-LATE = START + DEADLINE
-
-
-@pytest.mark.parametrize("jobs", [(), (job(JobPhase.PENDING),)])
-def test_an_attempt_whose_job_does_not_run_in_time_has_failed(jobs: tuple[Job, ...]) -> None:
-    dead = pod("Trainer", 1, alive=False, ended="Error, exit code 127")
-    observed = healthy(jobs, pods=(*pods()[:2], dead, *pods()[3:]) if not jobs else pods())
-    first = decide(make_run(), RUNNING, observed, START)
-    assert first.state == STARTING
-    assert first.due == (LATE,)
-    assert decide(make_run(), STARTING, observed, LATE - seconds(1)).transition is None
-    late = decide(make_run(), STARTING, observed, LATE)
-    assert late.transition is Transition.RESTART
-    assert (late.state.cluster_attempt, late.state.restarts) == (1, 1)
-    assert late.state.starting_since is None
-    assert "did not run within 1800 s (spec.failurePolicy.startupDeadline" in late.message
-    assert ("exit code 127" in late.message) is (not jobs)
-
-
-def test_a_job_that_runs_ends_the_start() -> None:
-    decision = decide(make_run(), STARTING, healthy((job(JobPhase.RUNNING),)), LATE)
-    assert decision.transition is None
-    assert decision.state == RUNNING
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"ray_clusters": (ray_cluster(suspended=True),)},
-        {"ray_clusters": (ray_cluster(failure="exceeded quota"),)},
-        {"ray_clusters": ()},
-        {"pods": (pod("Trainer", 0, ready=False, problem="Unschedulable: no node has 8 GPUs"),)},
-        {"pods": (pod("Trainer", 0, ready=False, problem="SchedulingGated: gated"),)},
-    ],
-)
-def test_waiting_for_room_counts_only_where_a_deadline_is_asked_for(
-    changes: dict[str, object],
-) -> None:
-    observed = healthy(**changes)
-    assert decide(make_run(), STARTING, observed, LATE).state == RUNNING
-    asked = make_run(policy(startupDeadlineSeconds=60))
-    assert decide(asked, RUNNING, observed, START).due == (START + seconds(60),)
-    late = decide(asked, STARTING, observed, START + seconds(60))
-    assert late.transition is Transition.RESTART
-    assert "within 60 s" in late.message
-
-
-def test_the_backoff_is_no_part_of_the_start() -> None:
-    waiting = replace(RUNNING, attempt=1, restarts=1, next_attempt_time=NOW + seconds(10))
-    assert decide(make_run(), waiting, healthy(), NOW).state.starting_since is None
-    after = decide(make_run(), waiting, healthy(), NOW + seconds(10))
-    assert after.state.starting_since == NOW + seconds(10)
-
-
 def test_suspending_and_resuming_is_a_new_attempt_that_is_not_a_restart() -> None:
     suspending = make_run(spec(suspend=True))
     observed = healthy((job(JobPhase.RUNNING),))
@@ -580,51 +258,6 @@ def test_suspending_and_resuming_is_a_new_attempt_that_is_not_a_restart() -> Non
     resumed = decide(make_run(), suspended.state, Observed(), NOW)
     assert resumed.transition is Transition.RESUME
     assert resumed.state == replace(RUNNING, attempt=1, cluster_attempt=1)
-
-
-DEADLINE_60 = {"activeDeadlineSeconds": 60}
-
-
-@pytest.mark.parametrize(
-    ("state", "observed"),
-    [
-        (RUNNING, healthy((job(JobPhase.RUNNING),))),
-        (RUNNING, healthy((job(JobPhase.FAILED),))),
-        (RUNNING, healthy(pods=())),
-        (replace(RUNNING, attempt=1, restarts=1, next_attempt_time=NOW), healthy()),
-    ],
-)
-def test_a_run_that_takes_longer_than_its_deadline_fails(state: State, observed: Observed) -> None:
-    run = make_run(policy(**DEADLINE_60))
-    early = decide(run, RUNNING, healthy((job(JobPhase.RUNNING),)), START + seconds(59))
-    assert early.transition is None
-    assert early.due == (START + seconds(60),)
-    late = decide(run, state, observed, START + seconds(60))
-    assert (late.transition, late.cause) == (Transition.FAIL, "DeadlineExceeded")
-    assert late.state.outcome is not None
-    assert late.state.outcome.reason == "DeadlineExceeded"
-    assert "within 60 s (spec.failurePolicy.activeDeadlineSeconds)" in late.message
-
-
-def test_a_success_at_the_deadline_is_a_success() -> None:
-    run = make_run(policy(**DEADLINE_60))
-    decision = decide(run, RUNNING, healthy((job(JobPhase.SUCCEEDED),)), START + seconds(90))
-    assert decision.transition is Transition.COMPLETE
-
-
-def test_the_time_that_a_run_is_suspended_is_no_part_of_its_deadline() -> None:
-    run = make_run(policy(**DEADLINE_60))
-    suspending = make_run(spec(suspend=True, failurePolicy=DEADLINE_60))
-    observed = healthy((job(JobPhase.RUNNING),))
-    suspended = decide(suspending, RUNNING, observed, START + seconds(50)).state
-    long_after = START + seconds(5000)
-    assert decide(suspending, suspended, Observed(), long_after).state == suspended
-    resumed = decide(run, suspended, Observed(), long_after).state
-    assert resumed.start_time == START
-    assert resumed.active_since == START + seconds(4950)
-    assert decide(run, resumed, Observed(), long_after + seconds(9)).transition is None
-    late = decide(run, resumed, Observed(), long_after + seconds(10))
-    assert late.transition is Transition.FAIL
 
 
 def test_nothing_that_happens_while_suspended_is_a_failure() -> None:

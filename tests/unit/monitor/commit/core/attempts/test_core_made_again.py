@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from trainsync.api.protocol import CommitNotice, SaveKind, SaveState
-from trainsync.cli.checkpoints.prune_plan import choose
+from trainsync.cli.checkpoints.prune.plan import choose
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.monitor.commit.newest import newer

@@ -12,7 +12,7 @@ from trainsync.api import names
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.kinds import Kind
 from trainsync_operator.kube.objects import Object
-from trainsync_operator.reconcile.apply import differs
+from trainsync_operator.reconcile.apply.child import differs
 from trainsync_operator.reconcile.run import Run
 
 

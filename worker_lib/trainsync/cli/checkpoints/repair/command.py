@@ -9,8 +9,8 @@ import typer
 from trainsync.api.protocol import SaveKind
 from trainsync.cli.checkpoints.places import open_bucket, refuse_options
 from trainsync.cli.checkpoints.remedies import JUDGED_BY_SIZE
-from trainsync.cli.checkpoints.repair_actions import carry_out
-from trainsync.cli.checkpoints.repair_store import repair_store
+from trainsync.cli.checkpoints.repair.actions import carry_out
+from trainsync.cli.checkpoints.repair.store import repair_store
 from trainsync.cli.options import (
     DEFAULT_THREADS,
     AllowHttp,

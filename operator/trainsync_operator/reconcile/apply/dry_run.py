@@ -11,10 +11,10 @@ from trainsync_operator.kube import objects
 from trainsync_operator.kube.client import ApiError, ApiRefusedError
 from trainsync_operator.kube.kinds import RAY_CLUSTER, RAY_JOB, Kind
 from trainsync_operator.kube.objects import Object
+from trainsync_operator.reconcile.apply.refusals import AGAIN_SECONDS, Refusals
 from trainsync_operator.reconcile.observed import Observed
 from trainsync_operator.reconcile.plan import Plan
 from trainsync_operator.reconcile.reads import Live, Reads
-from trainsync_operator.reconcile.refusals import AGAIN_SECONDS, Refusals
 from trainsync_operator.reconcile.run import Problem, Run
 
 REFUSED: Final = "Refused"

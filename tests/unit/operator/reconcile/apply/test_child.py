@@ -10,7 +10,7 @@ from trainsync.api.base import format_time
 from trainsync_operator.builders import raycluster
 from trainsync_operator.builders.target import MonitorSettings, Target
 from trainsync_operator.kube.kinds import CLAIM, RAY_CLUSTER, RAY_JOB, SERVICE, Kind
-from trainsync_operator.reconcile.apply import Owner, covers, differs, owner_of
+from trainsync_operator.reconcile.apply.child import Owner, covers, differs, owner_of
 from trainsync_operator.reconcile.run import QUEUE_LABEL
 
 from tests.unit.operator.support import START, UID, make_run, seconds, spec

@@ -4,7 +4,7 @@ import typer
 from rich.filesize import decimal
 
 from trainsync.api.words import counted
-from trainsync.cli.checkpoints.prune_plan import PrunedStep
+from trainsync.cli.checkpoints.prune.plan import PrunedStep
 from trainsync.cli.output import tables
 from trainsync.cli.output.console import can_ask, fail, stdout
 

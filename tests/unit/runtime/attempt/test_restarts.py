@@ -13,9 +13,9 @@ import pytest
 from trainsync.checkpoint.errors import SaveFailedError
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.monitor.errors import FencedError
+from trainsync.runtime.attempt.restarts import run_with_restarts
 from trainsync.runtime.context import RunContext
 from trainsync.runtime.errors import JoinError
-from trainsync.runtime.restarts import run_with_restarts
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import claims
 from trainsync.storage.saves.claims import LOCAL_UID, read_claims

@@ -8,9 +8,9 @@ import typer
 from rich.filesize import decimal
 
 from trainsync.api.words import counted
-from trainsync.cli.checkpoints import prune_plan, prune_question, prune_store
 from trainsync.cli.checkpoints.places import open_bucket, refuse_options
-from trainsync.cli.checkpoints.prune_plan import PrunedStep
+from trainsync.cli.checkpoints.prune import plan, question, store
+from trainsync.cli.checkpoints.prune.plan import PrunedStep
 from trainsync.cli.options import (
     AllowHttp,
     AsJson,
@@ -55,13 +55,13 @@ def prune(
     """
     options = StoreOptions(endpoint, region, allow_http)
     if address.is_url(directory):
-        asked = prune_store.Asked(keep, dry_run, yes, as_json)
-        prune_store.prune_store(open_bucket(directory, options), asked)
+        asked = store.Asked(keep, dry_run, yes, as_json)
+        store.prune_store(open_bucket(directory, options), asked)
         return
     refuse_options(options)
     run = open_run(Path(directory))
     saves = check_all_sizes(run)
-    removals = prune_plan.measure(run, saves, prune_plan.choose(run, saves, keep))
+    removals = plan.measure(run, saves, plan.choose(run, saves, keep))
     if not dry_run and not force and (sign := sign_of_life(run, time.time())) is not None:
         fail(
             f"a run seems to be at work in {directory} ({sign}); its monitor removes old steps by "
@@ -69,11 +69,11 @@ def prune(
             "cluster). Use --force to prune all the same"
         )
     if not as_json:
-        prune_question.print_removals(removals)
+        question.print_removals(removals)
     removed: list[PrunedStep] = []
     held: list[PrunedStep] = []
     if removals and not dry_run:
-        prune_question.confirm(f"Remove {counted(len(removals), 'step')} for ever?", yes=yes)
+        question.confirm(f"Remove {counted(len(removals), 'step')} for ever?", yes=yes)
         removed, held = _remove(run, removals)
     if as_json:
         gone = {removal.step for removal in removed} | {r.step for r in removals if dry_run}
@@ -100,7 +100,7 @@ def _remove(
     held: list[PrunedStep] = []
     try:
         for removal in removals:
-            (removed if prune_plan.remove(run, removal.step) else held).append(removal)
+            (removed if plan.remove(run, removal.step) else held).append(removal)
         with stderr().status("freeing space"):
             empty_trash(run)
     except BaseException:

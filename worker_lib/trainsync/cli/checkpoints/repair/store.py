@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from trainsync.cli.checkpoints.repair_actions import carry_out
+from trainsync.cli.checkpoints.repair.actions import carry_out
 from trainsync.cli.output.progress import bytes_bar
 from trainsync.storage.inspect.repair import Action
 from trainsync.storage.objects import mending, removal

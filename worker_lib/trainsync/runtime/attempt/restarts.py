@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from trainsync.api.status import LONGEST_RESTART_REASON
 from trainsync.monitor.client.base import MonitorClient, RenewalClient
-from trainsync.runtime import spmd
+from trainsync.runtime.attempt import spmd
 from trainsync.runtime.errors import JoinError
 from trainsync.storage.saves.incarnations import successor
 

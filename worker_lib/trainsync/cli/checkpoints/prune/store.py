@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from rich.filesize import decimal
 
 from trainsync.api.words import counted
-from trainsync.cli.checkpoints import prune_question
-from trainsync.cli.checkpoints.prune_plan import PrunedStep
+from trainsync.cli.checkpoints.prune import question
+from trainsync.cli.checkpoints.prune.plan import PrunedStep
 from trainsync.cli.output.console import REFUSED, emit, fail, say, stdout
 from trainsync.storage.objects import inspecting, removal
 from trainsync.storage.objects.bucket import Bucket
@@ -31,7 +31,7 @@ def prune_store(bucket: Bucket, asked: Asked) -> None:
     removals = _measure(found, removal.choose(bucket, found, asked.keep))
     orphans = [] if asked.dry_run else removal.orphans(bucket)
     if not asked.as_json:
-        prune_question.print_removals(removals)
+        question.print_removals(removals)
         for one in orphans:
             stdout().print(
                 f"{one.folder}: {decimal(one.bytes)} of a copy that was cut off",
@@ -41,7 +41,7 @@ def prune_store(bucket: Bucket, asked: Asked) -> None:
     removed: list[PrunedStep] = []
     held: list[PrunedStep] = []
     if (removals or orphans) and not asked.dry_run:
-        prune_question.confirm(_question(removals, orphans), yes=asked.yes)
+        question.confirm(_question(removals, orphans), yes=asked.yes)
         removed, held = _remove(bucket, removals, found)
         removal.remove_orphans(bucket, orphans)
     if asked.as_json:
