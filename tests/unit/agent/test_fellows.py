@@ -8,8 +8,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from obstore.store import MemoryStore
+from trainsync.agent import agent as agents
+from trainsync.agent.commit_feed import CommitFeed
 from trainsync.agent.intervals import AgentIntervals
 from trainsync.agent.settings import AgentSettingsError, read_settings
+from trainsync.storage.objects.bucket import Bucket, Limits
 
 from tests.ports import port_of, reserved_port
 from tests.unit.agent.conftest import Start, Watched, has
@@ -93,6 +97,25 @@ def test_an_agent_takes_versions_from_the_one_before_until_that_is_killed(
     assert first_token.read_text() not in log
     other.stop()
     bound.close()
+
+
+def test_an_agent_opens_its_bucket_once_for_all_that_it_fetches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def open_run_store(url: str, limits: Limits) -> Bucket:
+        opened.append(url)
+        return Bucket(MemoryStore(), url, limits)
+
+    monkeypatch.setattr(agents, "open_run_store", open_run_store)
+    (tmp_path / "token").write_text("token")
+    options = ["--server=http://127.0.0.1:1", "--directory=s3://bucket/a", "--fellows", "--port=0"]
+    monitor = ["--monitor=http://127.0.0.1:1", f"--token-file={tmp_path}/token", "--servers=s"]
+    settings = read_settings([*options, *monitor, f"--memory={tmp_path}"], {})
+    agent = agents.Agent(settings, CommitFeed(Bucket(MemoryStore(), "memory")))
+    assert agent.close()
+    assert opened == ["s3://bucket/a"]
 
 
 def test_fellows_need_a_monitor_and_an_address(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ _WITHOUT = {"read": torch.ones(3)}
 """What is read where the memory has no room."""
 
 
-def _read_bucket(url: str, stored: Stored, *, deadline: float) -> Mapping[str, torch.Tensor]:
+def _read_bucket(bucket: Bucket, stored: Stored, *, deadline: float) -> Mapping[str, torch.Tensor]:
     return _WITHOUT
 
 
@@ -85,11 +85,12 @@ class Taking(Part):
         self._place = place
         self.folder = folder
         held = HeldVersions(folder, self.known, self.server, self.metrics, STALL)
-        self.reader = FellowsBucketReader(read, _read_bucket, bucket, held)
+        self.reader = FellowsBucketReader(read, _read_bucket, held)
+        self._bucket = bucket
         stack.callback(self.reader.close)
 
     def take(self, seconds: float = SECONDS) -> Mapping[str, torch.Tensor]:
-        return self.reader("memory://", self._place.stored, deadline=time.monotonic() + seconds)
+        return self.reader(self._bucket, self._place.stored, deadline=time.monotonic() + seconds)
 
     def has_all(self, found: Mapping[str, torch.Tensor]) -> bool:
         return {path: t.numpy().tobytes() for path, t in found.items()} == self._place.data

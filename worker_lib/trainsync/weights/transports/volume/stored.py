@@ -32,7 +32,9 @@ _KIND = SaveKind.STATE_DICT
 class ReadsStoredWeights(Protocol):
     """Puts the weights of a step in a store together; given in, as `ReadsWeights` is."""
 
-    def __call__(self, url: str, stored: Stored, *, deadline: float) -> Mapping[str, torch.Tensor]:
+    def __call__(
+        self, bucket: Bucket, stored: Stored, *, deadline: float
+    ) -> Mapping[str, torch.Tensor]:
         """Full CPU tensors that own their memory, every byte verified.
 
         Raises:
@@ -46,20 +48,17 @@ class StoredStateDicts(WeightSource):
 
     Args:
         bucket: of the run; with the right to read alone.
-        url: of the same store, for ``read``.
         expected: what the model takes; other weights are refused. None: anything.
     """
 
     def __init__(
         self,
         bucket: Bucket,
-        url: str,
         read: ReadsStoredWeights,
         *,
         expected: Sequence[TensorMeta] | None = None,
     ) -> None:
         self._bucket = bucket
-        self._url = url
         self._read = read
         self._expected = expected
 
@@ -73,7 +72,7 @@ class StoredStateDicts(WeightSource):
         try:
             stored = self._manifest(location, what)
             try:
-                tensors = self._read(self._url, stored, deadline=started + timeout)
+                tensors = self._read(self._bucket, stored, deadline=started + timeout)
             except DigestMismatchError:
                 self._manifest(location, what)  # its objects are gone with it
                 raise
