@@ -237,6 +237,7 @@ def test_agents_pass_them_on(place: Place, training: Training, tmp_path: Path) -
                 server,
                 AgentMetrics(AgentState, ReadinessLimits(1, False, 60)),
                 10.0,
+                lambda _: 1 << 40,
             )
             reader = FellowsBucketReader(read_weights, read_stored_weights, held)
             assert same(fetch(place, 1, read=reader), expected(1))

@@ -128,6 +128,7 @@ class Agent:
             self._metrics,
             self._stop,
             timeout=float(settings.timeout),
+            make_room=(lambda: False) if reader is None else reader.make_room,
             dtype=None if settings.dtype is None else getattr(torch, settings.dtype),
             cycle=intervals.cycle,
         )
@@ -264,7 +265,8 @@ class Agent:
         link.address = server.address
         name = hashlib.sha256(settings.server.encode()).hexdigest()[:16]
         folder = settings.memory / f"trainsync-fellows-{name}"
-        given = folder, link.known, server, self._metrics, self._intervals.stall
+        stall, room = self._intervals.stall, self._area.room_beside
+        given = folder, link.known, server, self._metrics, stall, room
         reader: _Reader
         try:
             if bucket is None:

@@ -39,6 +39,10 @@ class FellowsReader:
         folder = self._held.bring(manifest, "volume", take, deadline)
         return self._read(folder or directory, manifest, deadline=deadline)
 
+    def make_room(self) -> bool:
+        """See `HeldVersions`."""
+        return self._held.make_room()
+
     def close(self) -> None:
         """Remove the files."""
         self._held.close()
@@ -74,6 +78,10 @@ class FellowsBucketReader:
             except OSError as error:
                 raise WeightsUnavailableError(f"{folder} cannot be read: {error}") from error
         return self._read_bucket(bucket, stored, deadline=deadline)
+
+    def make_room(self) -> bool:
+        """See `HeldVersions`."""
+        return self._held.make_room()
 
     def close(self) -> None:
         """Remove the files."""
