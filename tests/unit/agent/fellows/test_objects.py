@@ -13,9 +13,9 @@ from trainsync.agent.fellows.holding import Holding
 from trainsync.agent.fellows.objects import FellowsObjects
 from trainsync.api.protocol import Fellow
 from trainsync.storage.objects.bucket import Bucket
-from trainsync.storage.objects.errors import ObjectMissingError
+from trainsync.storage.objects.errors import ObjectMissingError, StoreUnavailableError
 from trainsync.storage.saves.receipts import FileEntry
-from trainsync.weights.errors import DigestMismatchError, WeightsUnavailableError
+from trainsync.weights.errors import DigestMismatchError
 from trainsync.weights.transports.anchors.index import StoredObject
 
 from tests.unit.agent.fellows.part import SECONDS, STALL, Part
@@ -115,7 +115,7 @@ def test_what_the_store_has_not_or_has_damaged_is_an_error_and_nothing_is_held(
 
 
 def test_a_store_that_is_slow_is_given_up_at_the_deadline(place: Place) -> None:
-    with pytest.raises(WeightsUnavailableError, match="could not be read in time"):
+    with pytest.raises(StoreUnavailableError, match="did not answer in time"):
         place.agent("a").take(place.objects[0], seconds=-1.0)
 
 
@@ -177,7 +177,7 @@ def test_an_object_that_failed_leaves_its_memory_to_the_next_one(place: Place) -
     agent.room = anchor.bytes
     agent.objects.begin(2, 1)
     for _ in range(2):
-        with pytest.raises(WeightsUnavailableError):
+        with pytest.raises(StoreUnavailableError):
             agent.take(anchor, seconds=-1.0)
     assert agent.take(anchor) == place.data(anchor)
     assert len(list(agent.folder.iterdir())) == 1

@@ -58,7 +58,7 @@ class BucketVersions:
     def _read_proof(
         self, bucket: Bucket, stored: Stored, *, deadline: float
     ) -> Mapping[str, torch.Tensor]:
-        del deadline  # of one small object, whose request has its own
+        del deadline  # when the bucket gives up
         self._proof = _proof_of(bucket, stored)
         if self._proof is None and self._required:
             raise NoProofError(f"version {stored.manifest.step} was saved without a proof")

@@ -80,7 +80,7 @@ class FellowsObjects:
         """See `ReadsObject`. Where the memory has no room beside what staging takes, the store is
         read as without."""
         if not self._memory.take(stored.bytes):
-            return self._unheld(stored)
+            return self._unheld(stored, deadline)
         holding: Holding | None = None
         try:
             entry = FileEntry(stored.key, stored.bytes, stored.digest)
@@ -92,7 +92,7 @@ class FellowsObjects:
         except (OSError, UnsafePathError) as error:
             self._give_up(stored, holding)
             self._memory.without(f"{stored.key}: {error}")
-            return self._unheld(stored)
+            return self._unheld(stored, deadline)
         except BaseException:
             self._give_up(stored, holding)  # fellows take another source
             raise
@@ -110,9 +110,9 @@ class FellowsObjects:
         """Remove the objects."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _unheld(self, stored: StoredObject) -> Iterable[bytes]:
+    def _unheld(self, stored: StoredObject, deadline: float) -> Iterable[bytes]:
         self._metrics.fetched("store", stored.bytes)
-        return self._bucket.blocks(stored.key, stored.bytes)
+        return self._bucket.until(deadline).blocks(stored.key, stored.bytes)
 
     def _give_up(self, stored: StoredObject, holding: Holding | None) -> None:
         if holding is not None:
@@ -133,7 +133,7 @@ class FellowsObjects:
     def _fill(self, holding: Holding, stored: StoredObject, deadline: float) -> None:
         until = fellows_until(deadline, time.monotonic())
         if not self._from_fellows(holding, until):
-            blocks = self._bucket.blocks(stored.key, stored.bytes)
+            blocks = self._bucket.until(deadline).blocks(stored.key, stored.bytes)
             from_pieces(holding, 0, blocks, stored.key, deadline)
             self._metrics.fetched("store", stored.bytes)
         failpoint("fellows.held")

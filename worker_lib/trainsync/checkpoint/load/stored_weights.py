@@ -45,9 +45,8 @@ def stored_weights(bucket: Bucket, stored: Stored, *, deadline: float) -> dict[s
     Megatron model, see `stored_megatron_weights`.
 
     Args:
-        bucket: the run's store.
-        deadline: by `time.monotonic`; looked at before each request, which has a deadline of its
-            own.
+        bucket: the run's store, which gives up at the deadline (`Bucket.until`).
+        deadline: by `time.monotonic`; looked at before each request.
 
     Raises:
         CorruptCheckpointError: an object is gone or differs from the manifest.
