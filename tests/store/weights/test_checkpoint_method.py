@@ -18,6 +18,7 @@ from trainsync.api.protocol import SaveKind, SaveState
 from trainsync.engines.module_engine import TrainedModule
 from trainsync.runtime.relays.committed_weights import read_stored_weights
 from trainsync.storage.objects import commits
+from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.manifests import Stored
 from trainsync.weights.errors import DigestMismatchError, WeightsReplacedError
 from trainsync.weights.proof.record import encode_proof
@@ -89,7 +90,7 @@ Read = Callable[..., Mapping[str, torch.Tensor]]
 
 
 def source(place: Place, read: Read = read_stored_weights) -> StoredStateDicts:
-    return StoredStateDicts(place.open(), place.url(), read)
+    return StoredStateDicts(place.open(), read)
 
 
 def same(found: Mapping[str, torch.Tensor], made: torch.nn.Module) -> bool:
@@ -130,7 +131,7 @@ def test_a_reader_keeps_its_version_while_newer_ones_supersede_it(place: Place) 
     train(again, 1)
     keep = settings(place, **{env.CHECKPOINT_MAX_TO_KEEP: "1"})
 
-    def late(url: str, stored: Stored, *, deadline: float) -> Mapping[str, torch.Tensor]:
+    def late(bucket: Bucket, stored: Stored, *, deadline: float) -> Mapping[str, torch.Tensor]:
         """The reader is slow: the manifest is read, and the objects after all that."""
         with RunContext.from_env(place.url(), environ=keep) as newer:
             newer.resume()
@@ -138,7 +139,7 @@ def test_a_reader_keeps_its_version_while_newer_ones_supersede_it(place: Place) 
                 publish(newer, step, again)
             # Its answer to one more question comes after what it would remove.
             assert newer.monitor.save_status(STATE_DICT, 3, 0).state is SaveState.COMMITTED
-        return read_stored_weights(url, stored, deadline=deadline)
+        return read_stored_weights(bucket, stored, deadline=deadline)
 
     with RunContext.from_env(place.url(), environ=keep) as ctx:
         ctx.resume()

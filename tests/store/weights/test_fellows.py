@@ -74,7 +74,7 @@ class Run:
     def options(self, name: str) -> list[str]:
         """Of the agent of a new server with this name."""
         memory, token = self._folder / name, self._folder / f"{name}.token"
-        memory.mkdir()
+        memory.mkdir(exist_ok=True)  # a test may have made one that is small
         token.write_text(self._api.signer.server_token(name))
         self.servers[name] = FakeServer(memory)
         self._stack.callback(self.servers[name].stop)
@@ -102,10 +102,11 @@ class Run:
         """Until each agent in this process knows so many others."""
         eventually(lambda: all(known(agent) == fellows for agent in self.agents), SECONDS)
 
-    def commit(self, step: int) -> int:
+    def commit(self, step: int, dtype: torch.dtype = torch.float32) -> int:
         """Commit a version; the bytes of its files."""
+        state = {name: tensor.to(dtype) for name, tensor in weights(step).items()}
         self._saving.register(step, state_dict_participants=[("model", 0)])
-        self._saving.save_async("model", weights(step), step, is_state_dict=True)
+        self._saving.save_async("model", state, step, is_state_dict=True)
         status = self._trainer.save_status(STATE_DICT, step, 60)
         assert status.state is SaveState.COMMITTED
         return commits.read_manifest(self._place.open(), STATE_DICT, step).manifest.bytes

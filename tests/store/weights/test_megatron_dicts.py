@@ -150,7 +150,7 @@ def fetch(
     stored = commits.read_manifest(place.open(), STATE_DICT, step)
     where = CheckpointLocation(f"global_step_{step}", stored.digest, 0, step)
     published = Published.saved(step, stored.digest, stored.manifest.bytes, where)
-    source = StoredStateDicts(place.open(), place.url(), read)
+    source = StoredStateDicts(place.open(), read)
     return source.fetch(published, seconds).state_dict
 
 
@@ -237,8 +237,9 @@ def test_agents_pass_them_on(place: Place, training: Training, tmp_path: Path) -
                 server,
                 AgentMetrics(AgentState, ReadinessLimits(1, False, 60)),
                 10.0,
+                lambda _: 1 << 40,
             )
-            reader = FellowsBucketReader(read_weights, read_stored_weights, place.open(), held)
+            reader = FellowsBucketReader(read_weights, read_stored_weights, held)
             assert same(fetch(place, 1, read=reader), expected(1))
             fellows.append(Fellow(name=name, address=server.address))
     finally:

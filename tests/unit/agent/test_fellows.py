@@ -5,11 +5,19 @@ import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from obstore.store import MemoryStore
+from trainsync.agent import agent as agents
+from trainsync.agent.commit_feed import CommitFeed
 from trainsync.agent.intervals import AgentIntervals
 from trainsync.agent.settings import AgentSettingsError, read_settings
+from trainsync.storage.objects.bucket import Bucket, Limits
+from trainsync.weights.errors import SharedMemoryError
+from trainsync.weights.staging.area import StagingArea
+from trainsync.weights.staging.index import StagedReference
 
 from tests.ports import port_of, reserved_port
 from tests.unit.agent.conftest import Start, Watched, has
@@ -93,6 +101,54 @@ def test_an_agent_takes_versions_from_the_one_before_until_that_is_killed(
     assert first_token.read_text() not in log
     other.stop()
     bound.close()
+
+
+@pytest.mark.timeout(300)
+def test_what_is_held_is_given_up_where_staging_fails_for_lack_of_its_memory(
+    place: Place,
+    server: FakeServer,
+    start: Start,
+    memory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = StagingArea.stage
+    refused: list[Path] = []
+
+    def tight(area: StagingArea, *given: Any) -> StagedReference:
+        held = list(memory.glob("trainsync-fellows-*/*"))
+        if held:
+            refused.extend(held)
+            raise SharedMemoryError("there is no room for both")
+        return stage(area, *given)
+
+    monkeypatch.setattr(StagingArea, "stage", tight)
+    with place.monitor() as monitor, place.run(monitor.url) as run:
+        agent = start(*place.options(monitor.url), "--fellows")
+        for step in (1, 2):
+            run.commit(step)
+            agent.until_ready_with(step)
+            assert has(server, weights_of(step))
+    assert len(refused) == 2
+    assert agent.metric("trainsync_agent_unheld_versions_total") == 2
+
+
+def test_an_agent_opens_its_bucket_once_for_all_that_it_fetches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def open_run_store(url: str, limits: Limits) -> Bucket:
+        opened.append(url)
+        return Bucket(MemoryStore(), url, limits)
+
+    monkeypatch.setattr(agents, "open_run_store", open_run_store)
+    (tmp_path / "token").write_text("token")
+    options = ["--server=http://127.0.0.1:1", "--directory=s3://bucket/a", "--fellows", "--port=0"]
+    monitor = ["--monitor=http://127.0.0.1:1", f"--token-file={tmp_path}/token", "--servers=s"]
+    settings = read_settings([*options, *monitor, f"--memory={tmp_path}"], {})
+    agent = agents.Agent(settings, CommitFeed(Bucket(MemoryStore(), "memory")))
+    assert agent.close()
+    assert opened == ["s3://bucket/a"]
 
 
 def test_fellows_need_a_monitor_and_an_address(tmp_path: Path) -> None:

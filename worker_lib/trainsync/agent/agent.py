@@ -109,9 +109,10 @@ class Agent:
             self._area.close()
             raise
         try:
-            self._fellows = self._passing_on() if settings.fellows else None
+            bucket = _bucket(settings)
+            self._fellows = self._passing_on(bucket) if settings.fellows else None
             reader = None if self._fellows is None else self._fellows.reader
-            self._versions = _versions(settings, reader, self._metrics)
+            self._versions = _versions(settings, bucket, reader, self._metrics)
         except BaseException as error:
             self._endpoint.close()
             self._area.close()
@@ -127,6 +128,7 @@ class Agent:
             self._metrics,
             self._stop,
             timeout=float(settings.timeout),
+            make_room=(lambda: False) if reader is None else reader.make_room,
             dtype=None if settings.dtype is None else getattr(torch, settings.dtype),
             cycle=intervals.cycle,
         )
@@ -250,8 +252,12 @@ class Agent:
             self._driving.close()
         return ended
 
-    def _passing_on(self) -> "_PassingOn":
-        """Raises `OSError`: nothing can be listened on, or kept in the memory."""
+    def _passing_on(self, bucket: Bucket | None) -> "_PassingOn":
+        """Raises `OSError`: nothing can be listened on, or kept in the memory.
+
+        Args:
+            bucket: see `_bucket`.
+        """
         settings = self._settings
         assert settings.rendezvous is not None
         link = FellowsLink(settings.rendezvous, self._stop, self._intervals.fellows)
@@ -259,20 +265,17 @@ class Agent:
         link.address = server.address
         name = hashlib.sha256(settings.server.encode()).hexdigest()[:16]
         folder = settings.memory / f"trainsync-fellows-{name}"
-        given = folder, link.known, server, self._metrics, self._intervals.stall
+        stall, room = self._intervals.stall, self._area.room_beside
+        given = folder, link.known, server, self._metrics, stall, room
         reader: _Reader
         try:
-            if settings.store is not None:
-                reader = FellowsObjects(settings.store.open(float(settings.timeout)), *given)
-            elif settings.bucket is not None:
-                reader = FellowsBucketReader(
-                    read_weights,
-                    CountedReads(read_stored_weights, self._metrics),
-                    _bucket(settings.bucket, settings),
-                    HeldVersions(*given),
-                )
-            else:
+            if bucket is None:
                 reader = FellowsReader(read_weights, HeldVersions(*given))
+            elif settings.store is not None:
+                reader = FellowsObjects(bucket, *given)
+            else:
+                counted = CountedReads(read_stored_weights, self._metrics)
+                reader = FellowsBucketReader(read_weights, counted, HeldVersions(*given))
         except BaseException:
             server.close()
             raise
@@ -317,24 +320,27 @@ def _feed(settings: AgentSettings) -> VersionFeed:
 
 
 def _versions(
-    settings: AgentSettings, fellows: _Reader | None, metrics: AgentMetrics
+    settings: AgentSettings, bucket: Bucket | None, fellows: _Reader | None, metrics: AgentMetrics
 ) -> ReadsVersions:
     required = settings.proof == "required"
-    if settings.store is not None:
+    if bucket is not None and settings.store is not None:
         assert fellows is None or isinstance(fellows, FellowsObjects)
-        bucket = settings.store.open(float(settings.timeout))
         return StoredVersions(bucket, metrics, required=required, fellows=fellows)
-    if settings.bucket is not None:
+    if bucket is not None:
         assert fellows is None or isinstance(fellows, FellowsBucketReader)
-        bucket = _bucket(settings.bucket, settings)
         stored = fellows or CountedReads(read_stored_weights, metrics)
-        return BucketVersions(bucket, settings.bucket, stored, required=required)
+        return BucketVersions(bucket, stored, required=required)
     assert settings.directory is not None, "read_settings has seen to it"
     assert fellows is None or isinstance(fellows, FellowsReader)
     read = fellows or read_weights
     return CommittedVersions(settings.directory, settings.name, read, required=required)
 
 
-def _bucket(url: str, settings: AgentSettings) -> Bucket:
-    """For the fetch of a version."""
-    return open_run_store(url, limits_within(float(settings.timeout)))
+def _bucket(settings: AgentSettings) -> Bucket | None:
+    """Where versions are fetched from; None: from a directory."""
+    timeout = float(settings.timeout)
+    if settings.store is not None:
+        return settings.store.open(timeout)
+    if settings.bucket is not None:
+        return open_run_store(settings.bucket, limits_within(timeout))
+    return None

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -68,6 +68,7 @@ class Follower:
         source: verifies what it reads.
         driver: its deadline is that of an update.
         timeout: seconds for a fetch.
+        make_room: gives up memory that staging lacks; whether there was any.
         dtype: that floating-point tensors are staged in; None: their own.
         cycle: seconds between two decisions while nothing changes.
     """
@@ -83,6 +84,7 @@ class Follower:
         stop: threading.Event,
         *,
         timeout: float,
+        make_room: Callable[[], bool] = lambda: False,
         dtype: torch.dtype | None = None,
         cycle: float = DEFAULT_INTERVALS.cycle,
     ) -> None:
@@ -94,6 +96,7 @@ class Follower:
         self._metrics = metrics
         self._stop = stop
         self._timeout = timeout
+        self._make_room = make_room
         self._dtype = dtype
         self._cycle_seconds = cycle
         self._admission = Admission(shared, watch, driver, metrics)
@@ -154,12 +157,20 @@ class Follower:
         self._check_newest(version)
         self._shared.change(lambda state: state.entered(AgentPhase.STAGING))
         tensors = _in_dtype(fetched.tensors, self._dtype)
-        reference = self._area.stage(version.step, tensors)
+        reference = self._lay(version.step, tensors)
         self._metrics.staged(sum(tensor.nbytes for tensor in tensors.values()))
         failpoint("agent.staged")
         self._staged = _PendingUpdate(version.tag, reference, fetched.proof)
         self._check_newest(version)
         return self._staged
+
+    def _lay(self, step: int, tensors: Mapping[str, torch.Tensor]) -> StagedReference:
+        try:
+            return self._area.stage(step, tensors)
+        except SharedMemoryError:
+            if not self._make_room():
+                raise
+            return self._area.stage(step, tensors)
 
     def _check_newest(self, version: Version) -> None:
         """See that the version is worth going on with, and the agent does not end.

@@ -42,6 +42,7 @@ class AgentMetrics:
         self._staged_bytes = _counter(declared.STAGED_BYTES, self._registry)
         self._fetched = _counter(declared.FETCHED_BYTES, self._registry)
         self._fellow_failures = _counter(declared.FELLOW_FAILURES, self._registry)
+        self._unheld = _counter(declared.UNHELD_VERSIONS, self._registry)
         for source in _SOURCES:
             self._fetched.labels(source)
         self._proofs = _counter(declared.PROOFS, self._registry)
@@ -85,6 +86,10 @@ class AgentMetrics:
     def fellow_failed(self) -> None:
         """A fellow did not give a file."""
         self._fellow_failures.inc()
+
+    def not_held(self) -> None:
+        """A version is not held for fellows, or not all of it."""
+        self._unheld.inc()
 
     def render(self) -> bytes:
         """The exposition, in Prometheus's text format."""

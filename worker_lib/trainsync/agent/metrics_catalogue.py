@@ -49,6 +49,10 @@ FELLOW_FAILURES: Final = counter(
     "trainsync_agent_fellow_failures_total",
     "Files that a fellow did not give, or gave wrong: another source was taken.",
 )
+UNHELD_VERSIONS: Final = counter(
+    "trainsync_agent_unheld_versions_total",
+    "Versions that were not held for fellows, or not in full: staging leaves no memory for that.",
+)
 PROOFS: Final = counter(
     "trainsync_agent_proofs_total",
     "Times that the server's weights were judged.",

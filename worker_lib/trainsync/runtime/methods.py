@@ -61,7 +61,7 @@ def open_source(
     metas = None if expected is None else [meta_of(*named) for named in expected.items()]
     if settings.sync.method is SyncMethod.CHECKPOINT and settings.store is not None:
         bucket = open_run_store(settings.store, limits_within(settings.sync.timeout))
-        return StoredStateDicts(bucket, settings.store, read_stored_weights, expected=metas)
+        return StoredStateDicts(bucket, read_stored_weights, expected=metas)
     if settings.sync.method is SyncMethod.CHECKPOINT:
         return VolumeSource(settings.directory, explorer, read_weights, expected=metas)
     if settings.sync.method is SyncMethod.NCCL:

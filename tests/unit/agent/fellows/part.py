@@ -1,6 +1,7 @@
 """An agent's part that serves fellows and takes from them, for tests over real connections."""
 
 import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -41,6 +42,7 @@ class Part:
     ) -> None:
         self._known = fellows, name, key
         self.metrics = AgentMetrics(AgentState, ReadinessLimits(1, False, 60))
+        self.room = sys.maxsize
         self.server = FellowServer("127.0.0.1", lambda: key, STALL / 2)
         stack.callback(self.server.close)
         self.fellow = Fellow(name=name, address=self.server.address)
@@ -49,12 +51,21 @@ class Part:
         fellows, name, key = self._known
         return KnownFellows(name, key, tuple(fellows()))
 
+    def room_beside(self, staged: int) -> int:
+        """As `StagingArea.room_beside` says it, where it leaves ``room``."""
+        assert staged > 0
+        return self.room
+
     def metric(self, name: str) -> float:
         lines = self.metrics.render().decode().splitlines()
         return float(next(li.rpartition(" ")[2] for li in lines if li.startswith(f"{name} ")))
 
     def fetched(self, source: str) -> float:
         return self.metric(f'trainsync_agent_fetched_bytes_total{{source="{source}"}}')
+
+    @property
+    def unheld(self) -> float:
+        return self.metric("trainsync_agent_unheld_versions_total")
 
     @property
     def failures(self) -> float:

@@ -32,7 +32,7 @@ _WITHOUT = {"read": torch.ones(3)}
 """What is read where the memory has no room."""
 
 
-def _read_bucket(url: str, stored: Stored, *, deadline: float) -> Mapping[str, torch.Tensor]:
+def _read_bucket(bucket: Bucket, stored: Stored, *, deadline: float) -> Mapping[str, torch.Tensor]:
     return _WITHOUT
 
 
@@ -84,12 +84,13 @@ class Taking(Part):
         super().__init__(lambda: place.fellows, name, stack)
         self._place = place
         self.folder = folder
-        held = HeldVersions(folder, self.known, self.server, self.metrics, STALL)
-        self.reader = FellowsBucketReader(read, _read_bucket, bucket, held)
+        held = HeldVersions(folder, self.known, self.server, self.metrics, STALL, self.room_beside)
+        self.reader = FellowsBucketReader(read, _read_bucket, held)
+        self._bucket = bucket
         stack.callback(self.reader.close)
 
     def take(self, seconds: float = SECONDS) -> Mapping[str, torch.Tensor]:
-        return self.reader("memory://", self._place.stored, deadline=time.monotonic() + seconds)
+        return self.reader(self._bucket, self._place.stored, deadline=time.monotonic() + seconds)
 
     def has_all(self, found: Mapping[str, torch.Tensor]) -> bool:
         return {path: t.numpy().tobytes() for path, t in found.items()} == self._place.data
@@ -194,3 +195,42 @@ def test_without_room_in_memory_the_bucket_is_read_as_without_fellows(place: Pla
     agent = place.agent("a")
     shutil.rmtree(agent.folder)
     assert agent.take() is _WITHOUT
+    assert agent.unheld == 1
+
+
+def test_without_room_beside_staging_nothing_is_held_and_that_is_told_once(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    head, last = place.agent("a"), place.agent("b")
+    place.fellows = [head.fellow]
+    head.room = _SIZE - 1
+    assert head.take() is _WITHOUT
+    assert head.take() is _WITHOUT
+    assert not list(head.folder.iterdir())
+    assert (head.unheld, _told(caplog)) == (2, 1)
+    began = time.monotonic()
+    assert last.has_all(last.take())
+    assert last.sources == (_SIZE, 0)
+    assert time.monotonic() - began < STALL / 2, "a fellow that holds nothing says so at once"
+    head.room = _SIZE
+    assert head.has_all(head.take())
+    assert (head.unheld, _told(caplog)) == (2, 1)
+    head.room = 0
+    assert head.take() is _WITHOUT
+    assert (head.unheld, _told(caplog)) == (3, 2)
+
+
+def test_what_is_held_is_given_up_where_staging_needs_its_memory(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = place.agent("a")
+    assert not agent.reader.make_room()
+    agent.take()
+    assert agent.reader.make_room()
+    assert not list(agent.folder.iterdir())
+    assert (agent.unheld, _told(caplog)) == (1, 1)
+    assert not agent.reader.make_room()
+
+
+def _told(caplog: pytest.LogCaptureFixture) -> int:
+    return sum("not held for fellows" in line for line in caplog.messages)

@@ -13,9 +13,9 @@ from trainsync.agent.fellows.holding import Holding
 from trainsync.agent.fellows.objects import FellowsObjects
 from trainsync.api.protocol import Fellow
 from trainsync.storage.objects.bucket import Bucket
-from trainsync.storage.objects.errors import ObjectMissingError
+from trainsync.storage.objects.errors import ObjectMissingError, StoreUnavailableError
 from trainsync.storage.saves.receipts import FileEntry
-from trainsync.weights.errors import DigestMismatchError, WeightsUnavailableError
+from trainsync.weights.errors import DigestMismatchError
 from trainsync.weights.transports.anchors.index import StoredObject
 
 from tests.unit.agent.fellows.part import SECONDS, STALL, Part
@@ -56,8 +56,9 @@ class Taking(Part):
     ) -> None:
         super().__init__(lambda: place.fellows, name, stack)
         self.folder = folder
-        given = folder, self.known, self.server, self.metrics, STALL
+        given = folder, self.known, self.server, self.metrics, STALL, self.room_beside
         self.objects = FellowsObjects(bucket, *given)
+        self.objects.begin(1, 1)
         stack.callback(self.objects.close)
 
     def take(self, stored: StoredObject, seconds: float = SECONDS) -> bytes:
@@ -89,7 +90,7 @@ def test_an_object_that_a_fellow_has_not_or_gives_with_other_bytes_comes_from_th
     place.fellows = [head.fellow]
     anchor, delta = place.objects
     assert last.take(delta) == place.data(delta)
-    last.objects.begin()  # a fellow that failed is asked again for the next version
+    last.objects.begin(2, 1)  # a fellow that failed is asked again for the next version
     forged = Holding(tmp_path / "held", [FileEntry(anchor.key, anchor.bytes, anchor.digest)])
     forged.path(0).write_bytes(bytes(anchor.bytes))
     forged.wrote(0, anchor.bytes)
@@ -114,7 +115,7 @@ def test_what_the_store_has_not_or_has_damaged_is_an_error_and_nothing_is_held(
 
 
 def test_a_store_that_is_slow_is_given_up_at_the_deadline(place: Place) -> None:
-    with pytest.raises(WeightsUnavailableError, match="could not be read in time"):
+    with pytest.raises(StoreUnavailableError, match="did not answer in time"):
         place.agent("a").take(place.objects[0], seconds=-1.0)
 
 
@@ -123,7 +124,7 @@ def test_the_next_version_takes_the_memory_of_the_one_before(place: Place) -> No
     for stored in place.objects:
         agent.take(stored)
     assert len(list(agent.folder.iterdir())) == 2
-    agent.objects.begin()
+    agent.objects.begin(2, 1)
     assert not list(agent.folder.iterdir())
     agent.take(place.objects[1])
     agent.server.close()
@@ -144,3 +145,40 @@ def test_without_room_in_memory_the_store_is_read_as_without_fellows(place: Plac
     agent.objects.close()  # the folder is gone: nothing can be written there
     assert agent.take(place.objects[0]) == place.data(place.objects[0])
     assert agent.fetched("store") == place.objects[0].bytes
+    assert agent.unheld == 1
+
+
+def test_objects_are_held_as_far_as_staging_leaves_memory(place: Place) -> None:
+    agent = place.agent("a")
+    anchor, delta = place.objects
+    agent.room = anchor.bytes + delta.bytes - 1
+    for version in (2, 3):
+        agent.objects.begin(version, 1)
+        for stored in place.objects:
+            assert agent.take(stored) == place.data(stored)
+        (held,) = agent.folder.iterdir()
+        assert (held / anchor.key).stat().st_size == anchor.bytes
+        assert agent.take(delta) == place.data(delta)
+        assert agent.unheld == version - 1
+
+
+def test_what_is_held_is_given_up_where_staging_needs_its_memory(place: Place) -> None:
+    agent = place.agent("a")
+    agent.take(place.objects[0])
+    assert agent.objects.make_room()
+    assert not list(agent.folder.iterdir())
+    assert agent.unheld == 1
+    assert not agent.objects.make_room()
+
+
+def test_an_object_that_failed_leaves_its_memory_to_the_next_one(place: Place) -> None:
+    agent = place.agent("a")
+    anchor = place.objects[0]
+    agent.room = anchor.bytes
+    agent.objects.begin(2, 1)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailableError):
+            agent.take(anchor, seconds=-1.0)
+    assert agent.take(anchor) == place.data(anchor)
+    assert len(list(agent.folder.iterdir())) == 1
+    assert agent.unheld == 0

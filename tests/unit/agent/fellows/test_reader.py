@@ -65,7 +65,7 @@ class Taking(Part):
     def __init__(self, place: Place, folder: Path, name: str, key: str, stack: ExitStack) -> None:
         super().__init__(lambda: place.fellows, name, stack, key)
         self._place = place
-        held = HeldVersions(folder, self.known, self.server, self.metrics, STALL)
+        held = HeldVersions(folder, self.known, self.server, self.metrics, STALL, self.room_beside)
         self.reader = FellowsReader(read, held)
         stack.callback(self.reader.close)
 
@@ -230,6 +230,17 @@ def test_without_room_in_memory_the_volume_is_read_as_without_fellows(
     agent = place.agent("a")
     agent.reader.close()  # the folder is gone: nothing can be written there
     assert set(agent.take()) == set(place.sizes)
+    assert agent.unheld == 1
+
+
+def test_without_room_beside_staging_the_volume_is_read_as_without_fellows(
+    place: Place, tmp_path: Path
+) -> None:
+    agent = place.agent("a")
+    agent.room = place.size - 1
+    assert set(agent.take()) == set(place.sizes)
+    assert not list((tmp_path / "a").iterdir())
+    assert agent.unheld == 1
 
 
 def test_versions_have_one_key_where_all_files_are_equal(place: Place) -> None:

@@ -8,7 +8,7 @@ import torch
 from trainsync.agent.admission.reading import FetchedVersion, NoProofError
 from trainsync.agent.metrics import AgentMetrics
 from trainsync.agent.version import Version
-from trainsync.checkpoint.load.stored import DifferentBytesError, StoredFiles
+from trainsync.checkpoint.load.stored import DifferentBytesError, OpenedFiles
 from trainsync.storage.errors import DamagedFileError
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingError
@@ -23,18 +23,15 @@ class BucketVersions:
 
     Args:
         bucket: with the right to read alone.
-        url: of the same bucket, for ``read``.
         read: puts weights together.
         required: whether a version without a proof is refused.
     """
 
-    def __init__(
-        self, bucket: Bucket, url: str, read: ReadsStoredWeights, *, required: bool
-    ) -> None:
+    def __init__(self, bucket: Bucket, read: ReadsStoredWeights, *, required: bool) -> None:
         self._read = read
         self._required = required
-        self._weights = StoredStateDicts(bucket, url, self._read_all)
-        self._proofs = StoredStateDicts(bucket, url, self._read_proof)
+        self._weights = StoredStateDicts(bucket, self._read_all)
+        self._proofs = StoredStateDicts(bucket, self._read_proof)
         self._proof: Proof | None = None
 
     def fetch(self, version: Version, timeout: float) -> FetchedVersion:
@@ -52,15 +49,17 @@ class BucketVersions:
         self._weights.close()
         self._proofs.close()
 
-    def _read_all(self, url: str, stored: Stored, *, deadline: float) -> Mapping[str, torch.Tensor]:
-        self._read_proof(url, stored, deadline=deadline)
-        return self._read(url, stored, deadline=deadline)
+    def _read_all(
+        self, bucket: Bucket, stored: Stored, *, deadline: float
+    ) -> Mapping[str, torch.Tensor]:
+        self._read_proof(bucket, stored, deadline=deadline)
+        return self._read(bucket, stored, deadline=deadline)
 
     def _read_proof(
-        self, url: str, stored: Stored, *, deadline: float
+        self, bucket: Bucket, stored: Stored, *, deadline: float
     ) -> Mapping[str, torch.Tensor]:
-        del deadline  # of one small object, whose request has its own
-        self._proof = _proof_of(url, stored)
+        del deadline  # when the bucket gives up
+        self._proof = _proof_of(bucket, stored)
         if self._proof is None and self._required:
             raise NoProofError(f"version {stored.manifest.step} was saved without a proof")
         return {}
@@ -73,14 +72,16 @@ class CountedReads:
         self._read = read
         self._metrics = metrics
 
-    def __call__(self, url: str, stored: Stored, *, deadline: float) -> Mapping[str, torch.Tensor]:
+    def __call__(
+        self, bucket: Bucket, stored: Stored, *, deadline: float
+    ) -> Mapping[str, torch.Tensor]:
         """See `ReadsStoredWeights`."""
-        tensors = self._read(url, stored, deadline=deadline)
+        tensors = self._read(bucket, stored, deadline=deadline)
         self._metrics.fetched("store", sum(tensor.nbytes for tensor in tensors.values()))
         return tensors
 
 
-def _proof_of(url: str, stored: Stored) -> Proof | None:
+def _proof_of(bucket: Bucket, stored: Stored) -> Proof | None:
     """The proof of a committed step; None: it was saved without.
 
     Raises:
@@ -96,7 +97,7 @@ def _proof_of(url: str, stored: Stored) -> Proof | None:
     if len(found) > 1:
         raise DamagedFileError(path, f"is one of {len(found)} proofs, expected one")
     try:
-        data = StoredFiles(url, stored.keys).read(found[0])
+        data = OpenedFiles.of(bucket, stored.keys).read(found[0])
     except (ObjectMissingError, ObjectChangedError, DifferentBytesError) as error:
         raise DigestMismatchError(str(error)) from error
     proof = decode_proof(data, path)

@@ -48,7 +48,7 @@ class StoredVersions:
         proof = self.proof(version, timeout)
         left = max(0.0, started + timeout - time.monotonic())
         if self._fellows is not None:
-            self._fellows.begin()
+            self._fellows.begin(version.step, version.published.meta.bytes)
         weights = self._source.fetch(version.published, left)
         if self._fellows is None:  # else they count
             self._metrics.fetched("store", weights.bytes)

@@ -12,6 +12,7 @@ from typing import Final
 
 from trainsync.agent.fellows.fetching import FellowFailedError, from_fellow, from_pieces
 from trainsync.agent.fellows.holding import Holding, open_for_reading
+from trainsync.agent.fellows.memory import HeldMemory, RoomBeside
 from trainsync.agent.fellows.order import fellows_until, sources
 from trainsync.agent.fellows.registry import KnownFellows
 from trainsync.agent.fellows.sharing import FellowServer
@@ -33,6 +34,7 @@ class FellowsObjects:
         folder: for objects, in this host's memory; what an agent before left there is removed.
         known: gives the fellows of now.
         stall: seconds without a byte after which the next source is taken.
+        room: see there.
 
     Raises:
         OSError: the folder cannot be made.
@@ -46,6 +48,7 @@ class FellowsObjects:
         server: FellowServer,
         metrics: AgentMetrics,
         stall: float,
+        room: RoomBeside,
     ) -> None:
         self._bucket = bucket
         self._folder = folder
@@ -53,6 +56,7 @@ class FellowsObjects:
         self._server = server
         self._metrics = metrics
         self._stall = stall
+        self._memory = HeldMemory(room, metrics)
         self._numbers = count()
         self._changing = threading.Lock()
         self._failed: frozenset[str] = frozenset()
@@ -60,15 +64,23 @@ class FellowsObjects:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
 
-    def begin(self) -> None:
-        """Another version is read now: its memory is needed, and each fellow is asked again."""
+    def begin(self, version: int, size: int) -> None:
+        """Another version is read now: its memory is needed, and each fellow is asked again.
+
+        Args:
+            size: bytes of its tensors.
+        """
         self._server.hold(None)
         with self._changing:
             self._failed = frozenset()
             self._held = {}
+        self._memory.begin(version, size)
 
     def __call__(self, stored: StoredObject, deadline: float) -> Iterable[bytes]:
-        """See `ReadsObject`. Where the memory has no room, the store is read as without."""
+        """See `ReadsObject`. Where the memory has no room beside what staging takes, the store is
+        read as without."""
+        if not self._memory.take(stored.bytes):
+            return self._unheld(stored, deadline)
         holding: Holding | None = None
         try:
             entry = FileEntry(stored.key, stored.bytes, stored.digest)
@@ -78,19 +90,37 @@ class FellowsObjects:
             self._fill(holding, stored, deadline)
             return _blocks(holding.path(0))
         except (OSError, UnsafePathError) as error:
-            _LOG.warning("%s is not passed on to fellows: %s", stored.key, error)
-            if holding is not None:
-                self._server.drop(holding)
-            self._metrics.fetched("store", stored.bytes)
-            return self._bucket.blocks(stored.key, stored.bytes)
+            self._give_up(stored, holding)
+            self._memory.without(f"{stored.key}: {error}")
+            return self._unheld(stored, deadline)
         except BaseException:
-            if holding is not None:
-                self._server.drop(holding)  # fellows take another source
+            self._give_up(stored, holding)  # fellows take another source
             raise
+
+    def make_room(self) -> bool:
+        """Give up what is held, for staging; False: nothing is."""
+        with self._changing:
+            held, self._held = self._held, {}
+        self._server.hold(None)
+        if held:
+            self._memory.without("staging needs more memory than the version was taken for")
+        return bool(held)
 
     def close(self) -> None:
         """Remove the objects."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _unheld(self, stored: StoredObject, deadline: float) -> Iterable[bytes]:
+        self._metrics.fetched("store", stored.bytes)
+        return self._bucket.until(deadline).blocks(stored.key, stored.bytes)
+
+    def _give_up(self, stored: StoredObject, holding: Holding | None) -> None:
+        if holding is not None:
+            with self._changing:
+                if self._held.get(stored.key) is holding:
+                    del self._held[stored.key]
+            self._server.drop(holding)
+        self._memory.give_back(stored.bytes)
 
     def _replace_held(self, key: str, holding: Holding) -> None:
         with self._changing:
@@ -98,11 +128,12 @@ class FellowsObjects:
             self._held[key] = holding
         if before is not None:  # another way to the version leads over the object, too
             self._server.drop(before)
+            self._memory.give_back(before.files[0].bytes)
 
     def _fill(self, holding: Holding, stored: StoredObject, deadline: float) -> None:
         until = fellows_until(deadline, time.monotonic())
         if not self._from_fellows(holding, until):
-            blocks = self._bucket.blocks(stored.key, stored.bytes)
+            blocks = self._bucket.until(deadline).blocks(stored.key, stored.bytes)
             from_pieces(holding, 0, blocks, stored.key, deadline)
             self._metrics.fetched("store", stored.bytes)
         failpoint("fellows.held")

@@ -39,6 +39,10 @@ class FellowsReader:
         folder = self._held.bring(manifest, "volume", take, deadline)
         return self._read(folder or directory, manifest, deadline=deadline)
 
+    def make_room(self) -> bool:
+        """See `HeldVersions`."""
+        return self._held.make_room()
+
     def close(self) -> None:
         """Remove the files."""
         self._held.close()
@@ -50,26 +54,22 @@ class FellowsBucketReader:
     Args:
         read: puts weights together in this host's memory, and verifies each file again.
         read_bucket: puts them together from the bucket, where the memory has no room.
-        bucket: of the run; with the right to read alone.
     """
 
     def __init__(
-        self,
-        read: ReadsWeights,
-        read_bucket: ReadsStoredWeights,
-        bucket: Bucket,
-        held: HeldVersions,
+        self, read: ReadsWeights, read_bucket: ReadsStoredWeights, held: HeldVersions
     ) -> None:
         self._read = read
         self._read_bucket = read_bucket
-        self._bucket = bucket
         self._held = held
 
-    def __call__(self, url: str, stored: Stored, *, deadline: float) -> Mapping[str, torch.Tensor]:
+    def __call__(
+        self, bucket: Bucket, stored: Stored, *, deadline: float
+    ) -> Mapping[str, torch.Tensor]:
         """See `ReadsStoredWeights`."""
 
         def take(holding: Holding, index: int, until: float) -> None:
-            self._take(stored, holding, index, until)
+            _take(bucket, stored, holding, index, until)
 
         folder = self._held.bring(stored.manifest, "store", take, deadline)
         if folder is not None:
@@ -77,17 +77,22 @@ class FellowsBucketReader:
                 return self._read(folder, stored.manifest, deadline=deadline)
             except OSError as error:
                 raise WeightsUnavailableError(f"{folder} cannot be read: {error}") from error
-        return self._read_bucket(url, stored, deadline=deadline)
+        return self._read_bucket(bucket, stored, deadline=deadline)
+
+    def make_room(self) -> bool:
+        """See `HeldVersions`."""
+        return self._held.make_room()
 
     def close(self) -> None:
         """Remove the files."""
         self._held.close()
 
-    def _take(self, stored: Stored, holding: Holding, index: int, deadline: float) -> None:
-        entry = holding.files[index]
-        key = stored.keys[entry.path]
-        try:
-            blocks = self._bucket.blocks(key, entry.bytes)
-            from_pieces(holding, index, blocks, f"{self._bucket.name}/{key}", deadline)
-        except (ObjectMissingError, ObjectChangedError) as error:  # the manifest is looked at again
-            raise DigestMismatchError(str(error)) from error
+
+def _take(bucket: Bucket, stored: Stored, holding: Holding, index: int, deadline: float) -> None:
+    entry = holding.files[index]
+    key = stored.keys[entry.path]
+    try:
+        blocks = bucket.blocks(key, entry.bytes)
+        from_pieces(holding, index, blocks, f"{bucket.name}/{key}", deadline)
+    except (ObjectMissingError, ObjectChangedError) as error:  # the manifest is looked at again
+        raise DigestMismatchError(str(error)) from error

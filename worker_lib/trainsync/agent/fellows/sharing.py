@@ -39,6 +39,7 @@ class FellowServer:
         self._wait = wait
         self._changed = threading.Condition()
         self._holdings: tuple[Holding, ...] = ()
+        self._expected = True
         self._places = threading.BoundedSemaphore(_MOST_FELLOWS)
         self._closed = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -47,10 +48,15 @@ class FellowServer:
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         threading.Thread(target=self._listen, name="trainsync-fellows", daemon=True).start()
 
-    def hold(self, holding: Holding | None) -> None:
-        """Give this from now on, and nothing else: what was given before is removed."""
+    def hold(self, holding: Holding | None, *, expected: bool = True) -> None:
+        """Give this from now on, and nothing else: what was given before is removed.
+
+        Args:
+            expected: whether anything is going to be held; else fellows hear so at once.
+        """
         with self._changed:
             before = self._holdings
+            self._expected = expected
             self._holdings = () if holding is None else (holding,)
             self._changed.notify_all()
         for one in before:
@@ -122,7 +128,9 @@ class FellowServer:
         hello = challenge.hello(_MEET_SECONDS)
         wanted, index, offset = hello.get("version"), hello.get("file"), hello.get("offset")
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._find(wanted), self._wait)
+            self._changed.wait_for(
+                lambda: self._closed or not self._expected or self._find(wanted), self._wait
+            )
             holding = self._find(wanted)
         if holding is None or not _is_within(holding, index, offset):
             link.send({"kind": "refused", "cause": "this version or file is not here"})

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trainsync.agent.fellows.fetching import FellowFailedError, from_fellow
 from trainsync.agent.fellows.holding import Holding
+from trainsync.agent.fellows.memory import HeldMemory, RoomBeside
 from trainsync.agent.fellows.order import fellows_until, sources
 from trainsync.agent.fellows.registry import KnownFellows
 from trainsync.agent.fellows.sharing import FellowServer
@@ -31,6 +32,7 @@ class HeldVersions:
         folder: for files, in this host's memory; what an agent before left there is removed.
         known: gives the fellows of now.
         stall: seconds without a byte after which the next source is taken.
+        room: see there.
 
     Raises:
         OSError: the folder cannot be made.
@@ -43,20 +45,24 @@ class HeldVersions:
         server: FellowServer,
         metrics: AgentMetrics,
         stall: float,
+        room: RoomBeside,
     ) -> None:
         self._folder = folder
         self._known = known
         self._server = server
         self._metrics = metrics
         self._stall = stall
+        self._memory = HeldMemory(room, metrics)
         self._number = 0
+        self._is_held = False
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
 
     def bring(
         self, manifest: Manifest, origin: FetchSource, take: TakesFile, deadline: float
     ) -> Path | None:
-        """The folder with all files of a version; None: the memory has no room for them.
+        """The folder with all files of a version; None: the memory has no room for them, beside
+        what staging takes.
 
         Args:
             origin: where ``take`` reads.
@@ -65,26 +71,43 @@ class HeldVersions:
         Raises:
             What ``take`` raises, but for OSError.
         """
-        self._server.hold(None)  # its memory is needed
+        self._drop()  # its memory is needed
+        self._memory.begin(manifest.step, manifest.bytes)
+        if not self._memory.take(manifest.bytes):
+            self._drop(expected=False)
+            return None
         self._number += 1
         try:
             holding = Holding(self._folder / str(self._number), manifest.files)
             self._server.hold(holding)
             came = self._fill(holding, origin, take, deadline)
         except (OSError, UnsafePathError) as error:
-            _LOG.warning("version %d is not passed on to fellows: %s", manifest.step, error)
-            self._server.hold(None)
+            self._drop(expected=False)
+            self._memory.without(error)
             return None
         except BaseException:
-            self._server.hold(None)  # fellows take another source
+            self._drop()  # fellows take another source
             raise
+        self._is_held = True
         parts = ", ".join(f"{count} bytes from {name}" for name, count in came.items())
         _LOG.info("version %d: %s", manifest.step, parts or "no bytes")
         return holding.folder
 
+    def make_room(self) -> bool:
+        """Give up what is held, for staging; False: nothing is."""
+        if not self._is_held:
+            return False
+        self._drop(expected=False)
+        self._memory.without("staging needs more memory than the version was taken for")
+        return True
+
     def close(self) -> None:
         """Remove the files."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _drop(self, *, expected: bool = True) -> None:
+        self._server.hold(None, expected=expected)
+        self._is_held = False
 
     def _fill(
         self, holding: Holding, origin: FetchSource, take: TakesFile, deadline: float

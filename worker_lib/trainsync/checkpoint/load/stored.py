@@ -30,7 +30,7 @@ class StoredFiles:
             DifferentBytesError: it is not what the manifest says.
         """
         hasher = digest.new_hasher()
-        for block in _open(self.url).blocks(self.keys[entry.path], entry.bytes):
+        for block in self._store().blocks(self.keys[entry.path], entry.bytes):
             hasher.update(block)
             yield block
         found = digest.format_digest(hasher)
@@ -45,12 +45,12 @@ class StoredFiles:
         Raises:
             StoreError: the object is gone, has another size, or the store cannot be read.
         """
-        return _open(self.url).range(self.keys[entry.path], entry.bytes, start, end)
+        return self._store().range(self.keys[entry.path], entry.bytes, start, end)
 
     @property
     def part_bytes(self) -> int:
         """How many bytes are asked for at once."""
-        return _open(self.url).limits.part_bytes
+        return self._store().limits.part_bytes
 
     def name(self, entry: FileEntry) -> str:
         """A file's URL, for messages."""
@@ -59,6 +59,24 @@ class StoredFiles:
     def read(self, entry: FileEntry) -> bytes:
         """The bytes of a small file. Raises as `blocks`."""
         return b"".join(self.blocks(entry))
+
+    def _store(self) -> Bucket:
+        return _open(self.url)
+
+
+@dataclass(frozen=True)
+class OpenedFiles(StoredFiles):
+    """Those of a store that is open already, for this process alone."""
+
+    bucket: Bucket = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, bucket: Bucket, keys: Mapping[str, str]) -> "OpenedFiles":
+        """Args: see `StoredFiles`."""
+        return cls(bucket.name, keys, bucket)
+
+    def _store(self) -> Bucket:
+        return self.bucket
 
 
 class DifferentBytesError(StoreError):

@@ -12,18 +12,19 @@ import torch
 
 from trainsync.checkpoint.load.reshard.read import ComponentRead
 from trainsync.checkpoint.load.resume import Resume
-from trainsync.checkpoint.load.stored import StoredFiles
+from trainsync.checkpoint.load.stored import OpenedFiles
 from trainsync.checkpoint.load.stored_megatron import stored_megatron_weights
 from trainsync.checkpoint.load.stored_shards import StoredShards
 from trainsync.checkpoint.load.whole_weights import in_time, model_of, want_all
 from trainsync.checkpoint.megatron_shards import is_megatron
 from trainsync.storage.layout import step_name
+from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.manifests import Stored
 from trainsync.storage.saves.receipts import FileEntry
 
 
 @dataclass(frozen=True)
-class _FilesInTime(StoredFiles):
+class _FilesInTime(OpenedFiles):
     """Raises `LoadTimeoutError` where more is asked for after the deadline."""
 
     what: str
@@ -39,14 +40,13 @@ class _FilesInTime(StoredFiles):
         return super().range(entry, start, end)
 
 
-def stored_weights(url: str, stored: Stored, *, deadline: float) -> dict[str, torch.Tensor]:
+def stored_weights(bucket: Bucket, stored: Stored, *, deadline: float) -> dict[str, torch.Tensor]:
     """Full CPU tensors that own their memory, under the names that the trainer's state has; of a
     Megatron model, see `stored_megatron_weights`.
 
     Args:
-        url: of the run's store, which is opened by this process's environment.
-        deadline: by `time.monotonic`; looked at before each request, which has a deadline of its
-            own.
+        bucket: the run's store, which gives up at the deadline (`Bucket.until`).
+        deadline: by `time.monotonic`; looked at before each request.
 
     Raises:
         CorruptCheckpointError: an object is gone or differs from the manifest.
@@ -56,7 +56,7 @@ def stored_weights(url: str, stored: Stored, *, deadline: float) -> dict[str, to
     """
     manifest = stored.manifest
     what = f"{manifest.kind.value} {manifest.step}"
-    files = _FilesInTime(url, stored.keys, what, deadline)
+    files = _FilesInTime(bucket.name, stored.keys, bucket, what, deadline)
     resume = Resume(manifest.step, Path(step_name(manifest.step)), manifest, store=files)
     shards = StoredShards(resume, files)
     reading = ComponentRead(shards, model_of(manifest), 0, 1)

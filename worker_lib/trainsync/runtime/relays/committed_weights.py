@@ -14,6 +14,7 @@ from trainsync.checkpoint.errors import (
 )
 from trainsync.checkpoint.load.stored_weights import stored_weights
 from trainsync.checkpoint.load.whole_weights import whole_weights
+from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.manifests import Stored
 from trainsync.storage.saves.manifest import Manifest
 from trainsync.weights.errors import (
@@ -31,10 +32,12 @@ def read_weights(
         return whole_weights(directory, manifest, deadline=deadline)
 
 
-def read_stored_weights(url: str, stored: Stored, *, deadline: float) -> dict[str, torch.Tensor]:
+def read_stored_weights(
+    bucket: Bucket, stored: Stored, *, deadline: float
+) -> dict[str, torch.Tensor]:
     """`stored_weights`, with the errors that `trainsync.weights.transports.volume.stored` knows."""
     with _as_weights_errors():
-        return stored_weights(url, stored, deadline=deadline)
+        return stored_weights(bucket, stored, deadline=deadline)
 
 
 @contextmanager

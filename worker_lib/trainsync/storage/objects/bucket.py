@@ -5,12 +5,13 @@ end is not known, or that another seems to have won, what is there is read back 
 """
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from trainsync.storage.objects import transfer
 from trainsync.storage.objects.breaker import Breaker
@@ -23,6 +24,7 @@ from trainsync.storage.objects.errors import (
     StoreUnavailableError,
 )
 from trainsync.storage.objects.failures import translate
+from trainsync.storage.objects.timed import StoreUntil
 from trainsync.storage.patience import Patience, Tries
 
 if TYPE_CHECKING:
@@ -104,6 +106,7 @@ class Bucket:
         pause = self.limits.pause_seconds
         self._breaker = Breaker(pause) if pause else None
         self._patience: Patience | None = None
+        self._deadline = math.inf
 
     def patient(self, patience: Patience) -> "Bucket":
         """The same store, for work that goes on when the store is back: calls that find it away
@@ -113,6 +116,15 @@ class Bucket:
         """
         found = copy.copy(self)
         found._patience = patience
+        return found
+
+    def until(self, deadline: float) -> "Bucket":
+        """The same store, to read objects from until ``deadline`` (`time.monotonic`): a call that
+        has no answer by then is given up, and raises `StoreUnavailableError`."""
+        found = copy.copy(self)
+        found._deadline = deadline
+        found._store = cast("ObjectStore", StoreUntil(self._store, deadline))
+        found._transfers = cast("ObjectStore", StoreUntil(self._transfers, deadline))
         return found
 
     def get(self, key: str) -> Blob:
@@ -397,7 +409,7 @@ class Bucket:
     def _tries(self) -> Tries:
         if self._patience is not None:
             return self._patience.begin()
-        until = time.monotonic() + self.limits.retry_seconds
+        until = min(time.monotonic() + self.limits.retry_seconds, self._deadline)
         return Patience(until, _TRIES, _FIRST_WAIT_SECONDS).begin()
 
     def _check(self) -> None:

@@ -41,6 +41,15 @@ class StagingArea:
         self._memory = memory
         self._store = SegmentStore(memory, 0)
         self._indexes: list[Path] = []
+        self._staged_bytes: int | None = None
+
+    def room_beside(self, size: int) -> int:
+        """Bytes that are free besides what the next version needs; below 0: it may not fit.
+
+        Args:
+            size: of the version, about, while none was staged: then as many as the last one had.
+        """
+        return self._store.room_beside(self._staged_bytes or size)
 
     def stage(
         self, version: int, tensors: Mapping[str, torch.Tensor], digest: str | None = None
@@ -72,6 +81,7 @@ class StagingArea:
                 old.unlink(missing_ok=True)
         share = self._store.share(segment)
         self._store.publish(segment)
+        self._staged_bytes = schema.total
         rows = tuple((t.name, t.dtype, t.itemsize, t.shape) for t in schema.tensors)
         data = encode_index(StagedIndex(version, share, schema.total, found, rows))
         path = self._memory / index_name(share)

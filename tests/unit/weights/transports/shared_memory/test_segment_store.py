@@ -16,6 +16,7 @@ from trainsync.weights.synchronizer.connection import RenewalTimer, renew_until
 from trainsync.weights.transports.shared_memory import segment_store
 from trainsync.weights.transports.shared_memory.segment import (
     SHARED_MEMORY,
+    Room,
     SegmentGoneError,
     SharedSegment,
 )
@@ -148,6 +149,23 @@ def test_room_for_two_versions_is_asked_for_before_the_first_is_laid(
     send(store, 2)
     assert asked == [2 * SIZE, SIZE]
     assert bool((reader == 1).all())
+
+
+def test_what_versions_may_still_take_is_no_room_beside_them(
+    parent: Path, store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room(total=100 * SIZE, free=10 * SIZE, reserved=0)
+    monkeypatch.setattr(segment_store, "room_of", lambda _: room)
+    assert store.room_beside(SIZE) == 8 * SIZE
+    _, name = send(store, 1)
+    reader = read(parent, name)
+    assert store.room_beside(SIZE) == 9 * SIZE
+    send(store, 2)
+    assert store.room_beside(SIZE) == 10 * SIZE, "the first one's memory is written again"
+    assert store.room_beside(2 * SIZE) == 8 * SIZE
+    monkeypatch.setattr(segment_store, "room_of", lambda _: None)
+    assert store.room_beside(SIZE) > 1 << 60
+    del reader
 
 
 def test_only_what_was_acquired_last_is_published(store: SegmentStore) -> None:

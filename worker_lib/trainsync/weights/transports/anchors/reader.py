@@ -99,7 +99,7 @@ class AnchorReader:
 
         Args:
             digest: of the version (`VersionRow`).
-            timeout: seconds, after which no further range of an object is begun.
+            timeout: seconds, after which the store is given up.
 
         Raises:
             WeightsReplacedError: it is not in the store any more.
@@ -114,7 +114,7 @@ class AnchorReader:
         problem: WeightsError | None = None
         for _ in range(_TRIES):
             with self._named(what):
-                index = read_index(self._bucket)
+                index = read_index(self._bucket.until(started + timeout))
             row = None if index is None else index.find(version, digest)
             if index is None or row is None:
                 raise WeightsReplacedError(f"{what} is not in {self._bucket.name} any more")
@@ -142,7 +142,7 @@ class AnchorReader:
         what = f"the proof of version {version}"
         deadline = time.monotonic() + timeout
         with self._named(what):
-            index = read_index(self._bucket)
+            index = read_index(self._bucket.until(deadline))
         row = None if index is None else index.find(version, digest)
         if row is None:
             raise WeightsReplacedError(f"version {version} is not in {self._bucket.name} any more")
@@ -221,8 +221,7 @@ class AnchorReader:
         return staged
 
     def _from_bucket(self, stored: StoredObject, deadline: float) -> Iterable[bytes]:
-        del deadline  # the caller looks at it between two blocks
-        return self._bucket.blocks(stored.key, stored.bytes)
+        return self._bucket.until(deadline).blocks(stored.key, stored.bytes)
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:

@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
 from typing import Final
@@ -123,26 +124,43 @@ def _populate(array: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
             raise OSError(number, os.strerror(number))
 
 
-def check_room(folder: Path, size: int) -> None:
-    """Ask whether ``folder``'s file system has so many bytes left, without taking any.
+@dataclass(frozen=True)
+class Room:
+    """Bytes of a memory file system: all of them, those that are free, and those besides that
+    others have reserved."""
 
-    To take them and fail would leave nothing to others, the object store of Ray say, meanwhile.
-    What others have reserved is theirs, too: Ray would die of the signal that a page of its store
-    brings when there is none left.
+    total: int
+    free: int
+    reserved: int
 
-    Raises:
-        SharedMemoryError: it has less.
+
+def room_of(folder: Path) -> Room | None:
+    """The room of ``folder``'s file system, without taking any; None: it has no limit.
+
+    What others have reserved is theirs: Ray would die of the signal that a page of its store brings
+    when there is none left.
     """
     found = os.statvfs(folder)
     total = found.f_blocks * found.f_frsize
     if not total:  # one that is not limited says 0
-        return
+        return None
     reserved = _reserved(folder)
-    free = found.f_bavail * found.f_frsize - reserved
-    if free < size:
+    return Room(total, max(0, found.f_bavail * found.f_frsize - reserved), reserved)
+
+
+def check_room(folder: Path, size: int) -> None:
+    """Ask whether ``folder``'s file system has so many bytes left, without taking any.
+
+    To take them and fail would leave nothing to others, the object store of Ray say, meanwhile.
+
+    Raises:
+        SharedMemoryError: it has less.
+    """
+    room = room_of(folder)
+    if room is not None and room.free < size:
         raise SharedMemoryError(
-            f"{folder} has no room for {size} bytes of weights ({max(0, free)} of {total} are free,"
-            f" besides {reserved} that others have reserved)"
+            f"{folder} has no room for {size} bytes of weights ({room.free} of {room.total} are "
+            f"free, besides {room.reserved} that others have reserved)"
         )
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import shutil
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from trainsync.weights.transports.shared_memory.segment import (
     SHARED_MEMORY,
     SharedSegment,
     check_room,
+    room_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -91,6 +93,15 @@ class SegmentStore:
             self._spare = None
             raise
         return self._spare
+
+    def room_beside(self, size: int) -> int:
+        """Bytes that are free besides what `acquire` of ``size`` may take; below 0: it may fail."""
+        room = room_of(self._folder)
+        if room is None:
+            return sys.maxsize
+        if self._spare is not None and self._spare.size == size:
+            return room.free
+        return room.free - (size if self._published is not None else 2 * size)
 
     def share(self, segment: SharedSegment) -> str:
         """Let it be mapped from now on; returns its name, for `segment_path`."""

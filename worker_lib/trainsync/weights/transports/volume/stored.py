@@ -32,11 +32,14 @@ _KIND = SaveKind.STATE_DICT
 class ReadsStoredWeights(Protocol):
     """Puts the weights of a step in a store together; given in, as `ReadsWeights` is."""
 
-    def __call__(self, url: str, stored: Stored, *, deadline: float) -> Mapping[str, torch.Tensor]:
+    def __call__(
+        self, bucket: Bucket, stored: Stored, *, deadline: float
+    ) -> Mapping[str, torch.Tensor]:
         """Full CPU tensors that own their memory, every byte verified.
 
         Raises:
-            As `ReadsWeights`, and StoreError: the store failed. OSError is of this machine.
+            As `ReadsWeights`, and StoreError: the store failed, or did not answer by ``deadline``,
+            when ``bucket`` gives up. OSError is of this machine.
         """
         ...
 
@@ -46,20 +49,17 @@ class StoredStateDicts(WeightSource):
 
     Args:
         bucket: of the run; with the right to read alone.
-        url: of the same store, for ``read``.
         expected: what the model takes; other weights are refused. None: anything.
     """
 
     def __init__(
         self,
         bucket: Bucket,
-        url: str,
         read: ReadsStoredWeights,
         *,
         expected: Sequence[TensorMeta] | None = None,
     ) -> None:
         self._bucket = bucket
-        self._url = url
         self._read = read
         self._expected = expected
 
@@ -71,11 +71,12 @@ class StoredStateDicts(WeightSource):
         if location is None:
             raise WeightsUnavailableError(f"{what} was published by {meta.method}, not committed")
         try:
-            stored = self._manifest(location, what)
+            bucket = self._bucket.until(started + timeout)
+            stored = _manifest(bucket, location, what)
             try:
-                tensors = self._read(self._url, stored, deadline=started + timeout)
+                tensors = self._read(bucket, stored, deadline=started + timeout)
             except DigestMismatchError:
-                self._manifest(location, what)  # its objects are gone with it
+                _manifest(bucket, location, what)  # its objects are gone with it
                 raise
         except DamagedFileError as error:
             raise DigestMismatchError(f"{what} is refused: {error}") from error
@@ -83,15 +84,16 @@ class StoredStateDicts(WeightSource):
             raise WeightsUnavailableError(f"{what} could not be read: {error}") from error
         return as_fetched(meta, tensors, self._expected, started)
 
-    def _manifest(self, location: CheckpointLocation, what: str) -> Stored:
-        """The manifest that was announced. Raises `WeightsReplacedError`: it is another by now."""
-        try:
-            stored = commits.read_manifest(self._bucket, _KIND, location.step)
-        except StepGoneError as error:
-            raise WeightsReplacedError(f"{what} is gone: {error}") from error
-        if stored.digest != location.manifest_digest:
-            raise WeightsReplacedError(
-                f"{what}: {self._bucket.name} holds {stored.digest} by now, expected "
-                f"{location.manifest_digest} of attempt {location.attempt}"
-            )
-        return stored
+
+def _manifest(bucket: Bucket, location: CheckpointLocation, what: str) -> Stored:
+    """The manifest that was announced. Raises `WeightsReplacedError`: it is another by now."""
+    try:
+        stored = commits.read_manifest(bucket, _KIND, location.step)
+    except StepGoneError as error:
+        raise WeightsReplacedError(f"{what} is gone: {error}") from error
+    if stored.digest != location.manifest_digest:
+        raise WeightsReplacedError(
+            f"{what}: {bucket.name} holds {stored.digest} by now, expected "
+            f"{location.manifest_digest} of attempt {location.attempt}"
+        )
+    return stored
