@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from trainsync.checkpoint.megatron_shards import Box, MegatronShards, Wanted, pa
 from trainsync.engines.megatron import training, training_loading, weights_loading
 from trainsync.engines.megatron.step_shards import StepShards
 from trainsync.engines.megatron.training_loading import MegatronOptimizerLoad
+from trainsync.storage.block_digests import SUFFIX
 from trainsync.storage.saves.receipts import Participant
 
 from tests.unit.checkpoint.in_store import InStore
@@ -126,6 +128,28 @@ def test_of_files_of_others_only_ranges_with_its_part_are_read(there: InStore) -
     assert part < there.counted.bytes < part + indexes < whole / 4
     assert came.memory == 0
     assert came.volume == sum(end - start for _, start, end in there.counted.ranges)
+
+
+def test_files_of_others_are_opened_at_once(
+    there: InStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: set[str] = set()
+    changed = threading.Condition()
+    met: list[bool] = []
+    get = there.counted.get
+
+    def wait_for_another_file(key: str, options: Any) -> Any:
+        if not key.endswith(SUFFIX):
+            with changed:
+                asked.add(key)
+                changed.notify_all()
+                met.append(changed.wait_for(lambda: len(asked) > 1, 10))
+        return get(key, options)
+
+    monkeypatch.setattr(there.counted, "get", wait_for_another_file)
+    read(there.resume, [("w", (1, 0, 0), (1, 4, COLUMNS))])
+    assert met
+    assert all(met)
 
 
 def test_in_the_layout_that_saved_a_rank_opens_its_own_file_alone(there: InStore) -> None:

@@ -80,12 +80,19 @@ class StepFiles:
         """See `ShardFiles`. Raises as `StoredShards.open`."""
         return self._of(path).open(path)
 
-    def glance(self, path: str) -> Any:
-        """As `open`; where the file lies in memory, its bytes need not be as the manifest says
-        before `find`. See `Sources.glance`."""
-        where = self.memory.glance(path)
-        there = self.memory.only_glanced([path]) or self.memory.in_memory(path)
-        return self._stored.open(path) if self._stored and not there else open_shard(where)
+    def glance(self, paths: Iterable[str]) -> dict[str, Any]:
+        """As `open`, several files, by path; where one lies in memory, its bytes need not be as the
+        manifest says before `find`. See `Sources.glance`."""
+        found: dict[str, Any] = {}
+        stored: list[str] = []
+        for path in paths:
+            where = self.memory.glance(path)
+            there = self.memory.only_glanced([path]) or self.memory.in_memory(path)
+            if self._stored is None or there:
+                found[path] = open_shard(where)
+            else:
+                stored.append(path)
+        return found if self._stored is None else found | self._stored.open_all(stored)
 
     def load(self, path: str, map_location: str | torch.device = "cpu") -> Any:
         """See `ShardFiles`. Raises as `open`."""

@@ -90,7 +90,8 @@ class StepShards:
         opened = [component.path(rank) for rank in ranks]
         while True:
             try:
-                shards = MegatronShards(self.files.glance, component, ranks)
+                states = self.files.glance(opened)
+                shards = MegatronShards(states.__getitem__, component, ranks)
                 paths = needed(shards)
             except Exception:
                 if not memory.only_glanced(opened):
