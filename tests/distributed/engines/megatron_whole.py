@@ -1,4 +1,4 @@
-"""Functions of ranks whose Megatron model is saved in a bucket. Import Megatron late."""
+"""Functions of ranks that save and load whole checkpoints of Megatron. Import Megatron late."""
 
 import logging
 import os
@@ -24,7 +24,7 @@ _log = logging.getLogger("test")
 
 
 def begin(environ: dict[str, str], model: Path) -> None:
-    """Join the group, in a process that the bucket's variables are given to."""
+    """Join the group, in a process that the variables of a bucket are given to."""
     os.environ.update(environ)
     dist.init_process_group("gloo")
     from tests.distributed.engines import megatron_cpu
@@ -35,7 +35,7 @@ def begin(environ: dict[str, str], model: Path) -> None:
 
 
 class Training:
-    """An attempt of the run in the bucket; a new one's weights are another seed's.
+    """An attempt of the run in a directory or bucket.
 
     Args:
         tp: tensor parallel ranks; the other ranks are data parallel.

@@ -8,9 +8,9 @@ import pytest
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.objects import commits
 
+from tests.distributed.engines import megatron_whole
 from tests.distributed.ranks import run_ranks, values_of
 from tests.store.conftest import Place
-from tests.store.processes import megatron_ranks
 
 pytest.importorskip("megatron.core")
 pytest.importorskip("verl")
@@ -31,7 +31,7 @@ def test_any_layout_goes_on_from_the_bucket_to_the_last_bit_and_damage_sends_it_
         given = (place.url(), environ, model, *more)
         return values_of(run_ranks(function, *given, world_size=world_size, seconds=180))
 
-    first = ranks(megatron_ranks.save_and_reshape)
+    first = ranks(megatron_whole.save_and_reshape)
     for seen in first:
         assert seen["resumed"] == seen["went on"]
         assert seen["loaded optimizer"] == seen["optimizer"]
@@ -44,12 +44,12 @@ def test_any_layout_goes_on_from_the_bucket_to_the_last_bit_and_damage_sends_it_
     assert {path for path in files if path.endswith(".pt")} == shards
     assert (place.files / "runs/a" / stored.keys["actor/note.txt"]).read_bytes() == NOTE
 
-    (alone,) = ranks(megatron_ranks.on_one_rank, world_size=1)
+    (alone,) = ranks(megatron_whole.on_one_rank, world_size=1)
     assert alone["saved"] == first[0]["saved"]
 
     keys = commits.read_manifest(place.open(), CHECKPOINT, 3).keys
     place.proxy.sent.clear()
-    last = ranks(megatron_ranks.go_on, place.files / "runs/a" / keys[OPTIM])
+    last = ranks(megatron_whole.go_on, place.files / "runs/a" / keys[OPTIM])
     for seen, before in zip(last, first, strict=True):
         for what in ("weights", "rate"):
             assert seen["resumed"][what] == before["went on"][what]
