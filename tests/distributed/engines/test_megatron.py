@@ -40,10 +40,12 @@ def verl(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str,
     return directory / "run", values_of(run_ranks(megatron_job.verl_engine, directory, seconds=240))
 
 
-def merged(run: Path, step: int, output: Path) -> dict[str, Content]:
+def merged(
+    run: Path, step: int, output: Path, kind: SaveKind = SaveKind.STATE_DICT
+) -> dict[str, Content]:
     from transformers import AutoModelForCausalLM
 
-    merge_to_hf(run, step, output, kind=SaveKind.STATE_DICT)
+    merge_to_hf(run, step, output, kind=kind)
     model = AutoModelForCausalLM.from_pretrained(str(output), dtype="auto")
     return {name: content(tensor) for name, tensor in model.state_dict().items()}
 
@@ -383,4 +385,7 @@ def test_checkpoints_without_verls_manager_go_on_in_any_layout_to_the_last_bit(
         assert seen["resumed"] == seen["went on"]
         assert seen["loaded optimizer"] == seen["optimizer"]
         assert seen["weights alone"] == seen["data parallel"] == seen["saved"]
-    assert read_pointer(RunDirectory(tmp_path / "run"), SaveKind.CHECKPOINT) == 2
+    run = tmp_path / "run"
+    assert read_pointer(RunDirectory(run), SaveKind.CHECKPOINT) == 2
+    whole = merged(run, 2, tmp_path / "merged", SaveKind.CHECKPOINT)
+    assert whole == ranks[0]["saved"]
