@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     from trainsync.engines.inference.vllm import AsyncVLLMEngine, VLLMEngine
     from trainsync.engines.megatron.broadcast import megatron_sync_weight_nccl
     from trainsync.engines.megatron.engine import TrainedMegatron
-    from trainsync.engines.megatron.loading import megatron_load_state_dict
+    from trainsync.engines.megatron.loading import (
+        megatron_load_checkpoint,
+        megatron_load_state_dict,
+    )
+    from trainsync.engines.megatron.saving import megatron_save_checkpoint
     from trainsync.engines.megatron.state_dicts import (
         megatron_save_state_dict,
         megatron_upload_state_dict,
@@ -79,7 +83,9 @@ _HOMES = {
     "load_rank_shard": "trainsync.checkpoint.load.loading",
     "load_shard": "trainsync.checkpoint.load.loading",
     "load_sharded": "trainsync.checkpoint.load.loading",
+    "megatron_load_checkpoint": "trainsync.engines.megatron.loading",
     "megatron_load_state_dict": "trainsync.engines.megatron.loading",
+    "megatron_save_checkpoint": "trainsync.engines.megatron.saving",
     "megatron_save_state_dict": "trainsync.engines.megatron.state_dicts",
     "megatron_sync_weight_nccl": "trainsync.engines.megatron.broadcast",
     "megatron_upload_state_dict": "trainsync.engines.megatron.state_dicts",
@@ -122,7 +128,9 @@ __all__ = [
     "load_rank_shard",
     "load_shard",
     "load_sharded",
+    "megatron_load_checkpoint",
     "megatron_load_state_dict",
+    "megatron_save_checkpoint",
     "megatron_save_state_dict",
     "megatron_sync_weight_nccl",
     "megatron_upload_state_dict",

@@ -24,7 +24,7 @@ from trainsync.storage.saves.manifest import check_manifest, read_manifest
 from trainsync.storage.saves.pointers import read_pointer
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 
-from tests.distributed.engines import megatron_job
+from tests.distributed.engines import megatron_job, megatron_whole
 from tests.distributed.engines.fsdp_models import Content, content
 from tests.distributed.engines.test_broadcast import group
 from tests.distributed.ranks import run_ranks, values_of
@@ -40,10 +40,12 @@ def verl(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str,
     return directory / "run", values_of(run_ranks(megatron_job.verl_engine, directory, seconds=240))
 
 
-def merged(run: Path, step: int, output: Path) -> dict[str, Content]:
+def merged(
+    run: Path, step: int, output: Path, kind: SaveKind = SaveKind.STATE_DICT
+) -> dict[str, Content]:
     from transformers import AutoModelForCausalLM
 
-    merge_to_hf(run, step, output, kind=SaveKind.STATE_DICT)
+    merge_to_hf(run, step, output, kind=kind)
     model = AutoModelForCausalLM.from_pretrained(str(output), dtype="auto")
     return {name: content(tensor) for name, tensor in model.state_dict().items()}
 
@@ -371,3 +373,19 @@ def test_explorers_get_the_weights_and_a_rank_that_is_lost_in_a_gather_is_known_
     for process in explorers:
         assert process.ask("version") == 1
         assert process.ask("tensors") == sent
+
+
+def test_checkpoints_without_verls_manager_go_on_in_any_layout_to_the_last_bit(
+    tmp_path: Path,
+) -> None:
+    """On a volume; in a bucket: `tests/store/runs/test_megatron.py`."""
+    given: tuple[str, dict[str, str], Path] = (str(tmp_path / "run"), {}, tmp_path / "hf")
+    ranks = values_of(run_ranks(megatron_whole.save_and_reshape, *given, seconds=200))
+    for seen in ranks:
+        assert seen["resumed"] == seen["went on"]
+        assert seen["loaded optimizer"] == seen["optimizer"]
+        assert seen["weights alone"] == seen["data parallel"] == seen["saved"]
+    run = tmp_path / "run"
+    assert read_pointer(RunDirectory(run), SaveKind.CHECKPOINT) == 2
+    whole = merged(run, 2, tmp_path / "merged", SaveKind.CHECKPOINT)
+    assert whole == ranks[0]["saved"]

@@ -1,4 +1,4 @@
-"""State dicts of Megatron in a bucket: what explorers and agents read of them, on a real S3 server.
+"""State dicts of Megatron in a bucket: what explorers, agents and ranks read, on a real S3 server.
 
 The models are none of Megatron's: what says which boxes a rank holds is this module's.
 """
@@ -13,7 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from trainsync import RunContext, TrainedMegatron, all_ranks, megatron_save_state_dict
+from trainsync import (
+    Resume,
+    RunContext,
+    TrainedMegatron,
+    all_ranks,
+    megatron_load_state_dict,
+    megatron_save_state_dict,
+)
 from trainsync.agent.agent import Agent
 from trainsync.agent.fellows.reader import FellowsBucketReader
 from trainsync.agent.fellows.registry import KnownFellows
@@ -25,11 +32,17 @@ from trainsync.agent.settings import read_settings
 from trainsync.agent.state import AgentState, ReadinessLimits
 from trainsync.api import env
 from trainsync.api.protocol import Fellow, SaveKind, SaveState
-from trainsync.checkpoint.errors import UnsupportedPlaceError
+from trainsync.checkpoint.errors import (
+    CorruptCheckpointError,
+    LoadTimeoutError,
+    UnsupportedPlaceError,
+)
+from trainsync.checkpoint.load.stored import StoredFiles
 from trainsync.checkpoint.megatron_shards import Box
 from trainsync.checkpoint.merge.megatron_names import HuggingFaceNames
-from trainsync.engines.megatron import state_dicts
+from trainsync.engines.megatron import state_dicts, weights_loading
 from trainsync.runtime.relays.committed_weights import read_stored_weights, read_weights
+from trainsync.storage.block_digests import BLOCK
 from trainsync.storage.objects import commits
 from trainsync.weights.errors import DigestMismatchError, WeightsUnavailableError
 from trainsync.weights.transports.volume.stored import ReadsStoredWeights, StoredStateDicts
@@ -171,12 +184,7 @@ def test_weights_come_whole_under_the_names_that_hugging_face_has(
     assert read < 1.5 * size, "blocks at the borders of tensors come twice, and no others"
 
 
-@pytest.mark.parametrize("name", ["model_world_size_2_rank_1.pt", "config.json"])
-@pytest.mark.parametrize("fault", ["damaged", "gone"])
-def test_a_file_that_is_damaged_or_gone_is_refused(
-    place: Place, training: Training, name: str, fault: str
-) -> None:
-    training.save(1)
+def break_file(place: Place, name: str, fault: str) -> None:
     (path,) = [key for key in place.files.glob("runs/a/objects/**/*") if key.name == name]
     if fault == "gone":
         path.unlink()
@@ -184,6 +192,15 @@ def test_a_file_that_is_damaged_or_gone_is_refused(
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["model_world_size_2_rank_1.pt", "config.json"])
+@pytest.mark.parametrize("fault", ["damaged", "gone"])
+def test_a_file_that_is_damaged_or_gone_is_refused(
+    place: Place, training: Training, name: str, fault: str
+) -> None:
+    training.save(1)
+    break_file(place, name, fault)
     with pytest.raises(DigestMismatchError, match=name.replace(".", r"\.")):
         fetch(place, 1)
 
@@ -247,3 +264,73 @@ def test_agents_pass_them_on(place: Place, training: Training, tmp_path: Path) -
             server.close()
     read = sum(size for path, size in place.proxy.sent[before:] if "/objects/" in path)
     assert read == commits.read_manifest(place.open(), STATE_DICT, 1).manifest.bytes
+
+
+# -- ranks that load them ---------------------------------------------------------------------
+
+EMBEDDING = "embedding.word_embeddings.weight"
+FIRST, ROWS = PADDED * 3 // 8, PADDED // 2
+"""The rows of a rank between those of the two that saved."""
+
+
+@pytest.fixture
+def live(monkeypatch: pytest.MonkeyPatch) -> torch.nn.Linear:
+    """A rank's rows of the embedding."""
+    model = torch.nn.Linear(HIDDEN, ROWS, bias=False, dtype=torch.bfloat16)
+    tensor = SimpleNamespace(
+        key=EMBEDDING,
+        global_shape=(PADDED, HIDDEN),
+        local_shape=(ROWS, HIDDEN),
+        global_offset=(FIRST, 0),
+        prepend_axis_num=0,
+        data=model.weight.data,
+    )
+    monkeypatch.setattr(weights_loading, "ParallelLayout", lambda: "tp=1")
+    monkeypatch.setattr(weights_loading, "live_tensors", lambda models: [tensor])
+    return model
+
+
+def load(place: Place, live: torch.nn.Linear, timeout: float = 60) -> None:
+    stored = commits.read_manifest(place.open(), STATE_DICT, 1)
+    files = StoredFiles(place.url(), dict(stored.keys))
+    resume = Resume(1, Path("global_step_1"), stored.manifest, store=files)
+    engine = TrainedMegatron([live], SimpleNamespace(hf_config=None))
+    place.proxy.sent.clear()
+    megatron_load_state_dict(engine, resume, _log, timeout=timeout)
+
+
+def test_a_rank_of_another_layout_reads_its_ranges_in_spite_of_faults(
+    place: Place, training: Training, live: torch.nn.Linear
+) -> None:
+    training.save(1)
+    rules = [
+        place.proxy.break_next(fault, "GET", rf"rank_{rank}\.pt$", after=1)
+        for rank, fault in enumerate((Fault.TRUNCATED, Fault.CORRUPTED))
+    ]
+    load(place, live)
+    assert [rule.left for rule in rules] == [0, 0]
+    assert torch.equal(live.weight, tensors(1)[EMBEDDING][1][FIRST : FIRST + ROWS])
+    read = sum(size for path, size in place.proxy.sent if path.split("?")[0].endswith(".pt"))
+    part = live.weight.nbytes
+    assert part < read < 1.5 * part + 2 * BLOCK, "what was broken comes twice, and no other rows"
+
+
+@pytest.mark.parametrize("fault", ["damaged", "gone"])
+def test_a_rank_refuses_a_file_that_is_damaged_or_gone_and_keeps_its_weights(
+    place: Place, training: Training, live: torch.nn.Linear, fault: str
+) -> None:
+    training.save(1)
+    before = live.weight.detach().clone()
+    break_file(place, "model_world_size_2_rank_1.pt", fault)
+    with pytest.raises(CorruptCheckpointError, match=r"rank_1\.pt"):
+        load(place, live)
+    assert torch.equal(live.weight, before)
+
+
+def test_a_load_of_a_rank_has_its_deadline(
+    place: Place, training: Training, live: torch.nn.Linear
+) -> None:
+    training.save(1)
+    place.proxy.break_next(Fault.DELAYED, "GET", r"rank_1\.pt", seconds=2.0)
+    with pytest.raises(LoadTimeoutError, match="step 1 could not be read in time"):
+        load(place, live, timeout=1.0)

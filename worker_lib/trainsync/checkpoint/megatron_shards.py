@@ -14,9 +14,17 @@ from typing import Any, Final
 import torch
 
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
-from trainsync.checkpoint.load.reshard.shard_files import Component, forget_pages
+from trainsync.checkpoint.load.reshard.files import Pair
+from trainsync.checkpoint.load.reshard.shard_files import Component, forget_pages, large_pages
 
 FORMAT: Final = "trainsync.megatron.1"
+
+Wanted = tuple[str, Sequence[int], Sequence[int]]
+"""Key of a global tensor, start and size of a box in it, with the leading dimensions."""
+
+
+class NotAllSavedError(CorruptCheckpointError):
+    """The open files do not hold all of a box."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,9 @@ class GlobalTensor:
 
 
 class MegatronShards:
-    """Shard files of a step's weights; what is not read of mapped ones costs no memory.
+    """Shard files of a step's weights; what is not read of them costs no memory.
+
+    Of files that are not mapped (see `ShardFiles`) `read` gives what `fetch` has brought.
 
     Attributes:
         tensors: of the whole model, by key.
@@ -110,6 +120,8 @@ class MegatronShards:
         self.layout: dict[str, int] = {}
         self.beside: dict[int, Mapping[str, Any]] = {}
         self._component = component
+        self._is_mapped = True
+        self._fetched: dict[Wanted, torch.Tensor] = {}
         for rank in sorted(component.ranks if ranks is None else ranks):
             path = component.path(rank)
             state = opens(path)
@@ -141,6 +153,7 @@ class MegatronShards:
             )
         near.append((rank, box))
         known.boxes.append((rank, box))
+        self._is_mapped &= not box.data.is_meta
 
     def paths(self, key: str) -> set[str]:
         """Files that hold a part of the tensor, relative to the step's directory."""
@@ -150,21 +163,36 @@ class MegatronShards:
         """Files that hold a part of a box; as `paths`. See `read` for the arguments.
 
         Raises:
-            CorruptCheckpointError: not all of the box was saved.
+            NotAllSavedError: not all of the box was saved.
         """
-        tensor = self.tensors[key]
-        found, filled = set(), 0
-        for rank, box in tensor.nearest(start):
-            overlap = _overlap(box, start, size)
-            if overlap is not None:
-                found.add(self._component.path(rank))
-                filled += overlap[2]
-        self._check_filled(tensor, start, size, filled)
-        return found
+        return {self.path(part.rank) for part in self._parts(key, start, size)}
 
     def path(self, rank: int) -> str:
         """The file that a rank saved, relative to the step's directory."""
         return self._component.path(rank)
+
+    def fetch(self, wanted: Iterable[Wanted], copy: Callable[[Iterable[Pair]], None]) -> None:
+        """Bring boxes that `read` is asked for later into memory, where files are not mapped.
+
+        Args:
+            copy: `ShardFiles.copy` of the files, called once.
+
+        Raises:
+            NotAllSavedError: not all of a box was saved. What ``copy`` raises.
+        """
+        if self._is_mapped:
+            return
+        made: dict[Wanted, torch.Tensor] = {}
+        pairs: list[Pair] = []
+        for key, start, size in wanted:
+            place = key, tuple(start), tuple(size)
+            parts = self._parts(key, start, size)
+            if place in made or not any(part.data.is_meta for part in parts):
+                continue
+            made[place] = self._empty(key, size)
+            pairs += ((self.path(p.rank), made[place][p.target], p.data) for p in parts)
+        copy(pairs)
+        self._fetched |= made
 
     def read(self, key: str, start: Sequence[int], size: Sequence[int]) -> torch.Tensor:
         """A box of a global tensor, without its leading dimensions, on the CPU.
@@ -175,48 +203,65 @@ class MegatronShards:
             size: one in the leading dimensions. Beyond the end of a padded tensor there are zeros.
 
         Raises:
-            CorruptCheckpointError: no rank saved a part of it.
+            NotAllSavedError: no rank saved a part of it.
         """
-        tensor = self.tensors[key]
-        leading = tensor.leading
-        whole: torch.Tensor | None = None
-        filled = 0
-        for _, box in tensor.nearest(start):
+        fetched = self._fetched.get((key, tuple(start), tuple(size)))
+        if fetched is not None:
+            return fetched
+        for _, box in self.tensors[key].nearest(start):
             if box.start == tuple(start) and box.size == tuple(size):
+                assert not box.data.is_meta, "fetch comes first"
                 return box.data
-            found = _overlap(box, start, size)
-            if found is None:
-                continue
-            if whole is None:
-                whole = torch.zeros(tuple(size)[leading:], dtype=tensor.dtype)
-            source, target, count = found
-            whole[target[leading:]].copy_(box.data[source[leading:]])
-            filled += count
-        self._check_filled(tensor, start, size, filled)
-        assert whole is not None, "something was filled"
+        parts = self._parts(key, start, size)
+        whole = self._empty(key, size)
+        for part in parts:
+            whole[part.target].copy_(part.data)
         return whole
 
-    def _check_filled(
-        self, tensor: GlobalTensor, start: Sequence[int], size: Sequence[int], filled: int
-    ) -> None:
+    def _empty(self, key: str, size: Sequence[int]) -> torch.Tensor:
+        tensor = self.tensors[key]
+        shape = tuple(size)[tensor.leading :]
+        if tensor.padded:
+            return torch.zeros(shape, dtype=tensor.dtype, device="cpu")
+        return large_pages(torch.empty(shape, dtype=tensor.dtype, device="cpu"))
+
+    def _parts(self, key: str, start: Sequence[int], size: Sequence[int]) -> "list[_Part]":
+        """What the ranks have of a box. Raises `NotAllSavedError`."""
+        tensor = self.tensors[key]
+        parts, filled = [], 0
+        for rank, box in tensor.nearest(start):
+            found = _overlap(box, start, size)
+            if found is not None:
+                source, target, count = found
+                data = box.data[source[tensor.leading :]]
+                parts.append(_Part(rank, data, target[tensor.leading :]))
+                filled += count
         inside = [
             max(0, min(begin + length, end) - begin)
             for begin, length, end in zip(start, size, tensor.shape, strict=True)
         ]
         if filled == 0 or filled != math.prod(inside):
-            raise CorruptCheckpointError(
+            raise NotAllSavedError(
                 f"{tensor.key}: of the part that begins at {tuple(start)} and is {tuple(size)} "
                 f"large, {filled} of {math.prod(inside)} elements were saved"
             )
+        return parts
 
     def whole(self, key: str, index: tuple[int, ...]) -> torch.Tensor:
         """One layer's (and expert's) weight: everything at ``index`` of the leading dimensions."""
+        return self.read(*self.whole_box(key, index))
+
+    def whole_box(self, key: str, index: tuple[int, ...]) -> Wanted:
+        """What `whole` reads."""
         tensor = self.tensors[key]
         rest = tensor.shape[tensor.leading :]
-        return self.read(key, (*index, *(0 for _ in rest)), (*(1 for _ in index), *rest))
+        return key, (*index, *(0 for _ in rest)), (*(1 for _ in index), *rest)
 
     def forget_pages(self, key: str, index: tuple[int, ...]) -> None:
         """Take what `whole` read out of this process's memory."""
+        if not self._is_mapped:
+            self._fetched.pop(self.whole_box(key, index), None)
+            return
         for _, box in self.tensors[key].near.get(index, ()):
             forget_pages(box.data)
 
@@ -254,6 +299,15 @@ def require(shards: MegatronShards, key: str, shape: tuple[int, ...], layout: st
 
 
 _Slices = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a rank has of a box: its elements, and where in the box they belong."""
+
+    rank: int
+    data: torch.Tensor
+    target: _Slices
 
 
 def _overlap(

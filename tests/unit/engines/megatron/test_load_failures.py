@@ -7,9 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from trainsync.checkpoint.load.account import LoadedBytes
-from trainsync.engines.megatron import loading
-from trainsync.engines.megatron.loading import load_weights
+from trainsync.engines.megatron import loading, weights_loading
+from trainsync.engines.megatron.loading import load_state
 
 
 def test_an_optimizer_that_cannot_reload_its_weights_is_told_of(
@@ -27,13 +26,6 @@ def test_an_optimizer_that_cannot_reload_its_weights_is_told_of(
             told.append(str(error))
             raise
 
-    load = SimpleNamespace(
-        plan=set,
-        read=str,
-        apply=lambda: None,
-        shards=SimpleNamespace(layout={}),
-        layout="tp=1",
-    )
     engine = SimpleNamespace(
         module=None,
         resident=nullcontext,
@@ -41,12 +33,14 @@ def test_an_optimizer_that_cannot_reload_its_weights_is_told_of(
     )
     shards: Any = SimpleNamespace(
         ranks=SimpleNamespace(do=do),
-        check=lambda plan, _: LoadedBytes(),
-        resume=SimpleNamespace(step=1),
+        check=lambda plan, _: plan(),
+        open=lambda *_: (SimpleNamespace(fetch=lambda *_: None), set()),
+        files=SimpleNamespace(copy=None),
     )
-    monkeypatch.setattr(loading, "adapt", lambda given: given)
+    component: Any = None
+    monkeypatch.setattr(weights_loading, "ParallelLayout", lambda: "tp=1")
+    monkeypatch.setattr(weights_loading, "live_tensors", lambda _: [])
     monkeypatch.setattr(loading, "chunks", lambda module: [])
-    monkeypatch.setattr(loading, "_WeightsLoad", lambda *_: load)
     with pytest.raises(MemoryError):
-        load_weights(engine, shards, logging.getLogger(), "actor")
+        load_state(engine, shards, {"model": component}, logging.getLogger())
     assert told == ["no room for another copy"]

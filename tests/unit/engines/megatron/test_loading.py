@@ -14,7 +14,7 @@ from trainsync.checkpoint.errors import UnsupportedStateError
 from trainsync.checkpoint.megatron_shards import Box, pack
 from trainsync.checkpoint.shard_names import shard_file_name
 from trainsync.dist.agreement import Agreement
-from trainsync.engines.megatron import loading
+from trainsync.engines.megatron import loading, weights_loading
 from trainsync.storage.digest import file_digest
 from trainsync.storage.saves.receipts import FileEntry
 
@@ -42,8 +42,8 @@ def resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Resume:
     torch.save(pack([Box("weight", (3, 4), (0, 0), 0, False, SAVED)], {"tp": 1}), path)
     entry = FileEntry(path=name, bytes=path.stat().st_size, digest=file_digest(path))
     manifest: Any = SimpleNamespace(files=[entry])
-    monkeypatch.setattr(loading, "ParallelLayout", lambda: "tp=1")
-    monkeypatch.setattr(loading, "live_tensors", live)
+    monkeypatch.setattr(weights_loading, "ParallelLayout", lambda: "tp=1")
+    monkeypatch.setattr(weights_loading, "live_tensors", live)
     return Resume(1, tmp_path, manifest)
 
 

@@ -1,4 +1,7 @@
-"""Shards are opened where they lie in memory, and no byte there is believed. Without Megatron."""
+"""Shards are opened where they lie in memory, and no byte there is believed. Without Megatron.
+
+Of a bucket: `test_stored_step`.
+"""
 
 import dataclasses
 import io
@@ -9,17 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from trainsync.checkpoint.errors import (
-    CorruptCheckpointError,
-    StateMismatchError,
-    UnsupportedPlaceError,
-)
+from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
 from trainsync.checkpoint.load.account import LoadedBytes
 from trainsync.checkpoint.load.reshard.shard_files import Component
 from trainsync.checkpoint.load.resume import Resume
-from trainsync.checkpoint.load.stored import StoredFiles
+from trainsync.checkpoint.load.step_files import StepFiles
 from trainsync.checkpoint.megatron_shards import Box, MegatronShards, pack, require
-from trainsync.checkpoint.memory.lookup import Sources
 from trainsync.engines.megatron.step_shards import StepShards
 from trainsync.storage.saves.receipts import Participant
 
@@ -72,7 +70,7 @@ def replace(path: Path, before: bytes, after: bytes) -> None:
 
 
 def opened(
-    resume: Resume, sources: Sources, begin: int, rows: int, world_size: int = 2
+    resume: Resume, sources: StepFiles, begin: int, rows: int, world_size: int = 2
 ) -> tuple[torch.Tensor, set[str]]:
     """Rank 0 reads rows of the weight; those, and the files that it reads."""
 
@@ -82,6 +80,7 @@ def opened(
 
     ranks: Any = SimpleNamespace(rank=0, world_size=world_size)
     shards, paths = StepShards(resume, sources, ranks).open(COMPONENT, needed)
+    shards.fetch([("weight", (begin, 0), (rows, 2))], sources.copy)
     return shards.read("weight", (begin, 0), (rows, 2)).clone(), paths
 
 
@@ -89,7 +88,7 @@ def test_where_a_ranks_own_file_is_enough_no_other_one_is_opened(
     keeping: Keeping, resume: Resume
 ) -> None:
     keep(keeping, 0)
-    with Sources(resume) as sources:
+    with StepFiles(resume) as sources:
         found, paths = opened(resume, sources, 0, 2)
         assert paths == {PATHS[0]}
         assert sources.bytes(paths) == LoadedBytes(len(shard(0)), 0)
@@ -101,7 +100,7 @@ def test_what_others_have_is_read_from_memory_and_from_the_volume(
 ) -> None:
     keep(keeping, 0)
     put(resume, 1)
-    with Sources(resume) as sources:
+    with StepFiles(resume) as sources:
         found, paths = opened(resume, sources, 1, 2)
         assert paths == set(PATHS)
         assert sources.bytes(paths) == LoadedBytes(len(shard(0)), len(shard(1)))
@@ -113,7 +112,7 @@ def test_another_number_of_ranks_reads_only_the_files_with_its_part(
 ) -> None:
     for rank in (0, 1):
         keep(keeping, rank)
-    with Sources(resume) as sources:
+    with StepFiles(resume) as sources:
         found, paths = opened(resume, sources, 2, 2, world_size=3)
         assert paths == {PATHS[1]}
     assert torch.equal(found, ROWS[2:])
@@ -129,7 +128,7 @@ def test_a_file_in_memory_that_says_something_else_is_as_if_it_were_not_there(
     replace(keep(keeping, rank), before, after)
     put(resume, 0)
     put(resume, 1)
-    with Sources(resume) as sources:
+    with StepFiles(resume) as sources:
         found, paths = opened(resume, sources, 0, 4)
         assert paths == set(PATHS)
         assert sources.bytes(paths) == LoadedBytes(0, len(shard(0)) + len(shard(1)))
@@ -139,7 +138,7 @@ def test_a_file_in_memory_that_says_something_else_is_as_if_it_were_not_there(
 def test_a_wrong_number_in_memory_is_read_from_the_volume(keeping: Keeping, resume: Resume) -> None:
     replace(keep(keeping, 0), ROWS[:1].numpy().tobytes(), b"\xff" * 8)
     put(resume, 0)
-    with Sources(resume) as sources:
+    with StepFiles(resume) as sources:
         found, paths = opened(resume, sources, 0, 2)
         assert sources.bytes(paths) == LoadedBytes(0, len(shard(0)))
     assert torch.equal(found, ROWS[:2])
@@ -150,7 +149,7 @@ def test_what_is_nowhere_right_is_an_error(keeping: Keeping, resume: Resume) -> 
     put(resume, 0, b"\xff" * len(shard(0)))
     put(resume, 1)
     with (
-        Sources(resume) as sources,
+        StepFiles(resume) as sources,
         pytest.raises(CorruptCheckpointError, match=r"rank_0\.pt cannot be read"),
     ):
         opened(resume, sources, 0, 4)
@@ -165,7 +164,7 @@ def test_another_model_is_refused_as_on_the_volume(keeping: Keeping, resume: Res
         return set()
 
     ranks: Any = SimpleNamespace(rank=0, world_size=2)
-    with Sources(resume) as sources, pytest.raises(StateMismatchError, match="the same model"):
+    with StepFiles(resume) as sources, pytest.raises(StateMismatchError, match="the same model"):
         StepShards(resume, sources, ranks).open(COMPONENT, needed)
 
 
@@ -179,7 +178,7 @@ def test_a_good_file_beside_a_bad_one_of_the_same_name_is_read(
     place.guests.make()
     shutil.copyfile(bad, place.guests.directory / bad.name)
     replace(bad, ROWS[:1].numpy().tobytes(), b"\xff" * 8)
-    with Sources(dataclasses.replace(resume, memory=place)) as sources:
+    with StepFiles(dataclasses.replace(resume, memory=place)) as sources:
         found, paths = opened(resume, sources, 0, 2)
         assert sources.bytes(paths) == LoadedBytes(len(shard(0)), 0)
     assert torch.equal(found, ROWS[:2])
@@ -191,30 +190,17 @@ def test_of_what_was_fetched_only_what_is_read_counts(
 ) -> None:
     """In another layout, the file that a rank fetches may have none of its part."""
     keep(keeping, 1)
-    with Sources(resume) as sources:
+    with StepFiles(resume) as sources:
         sources.find([PATHS[0]])
         keep(keeping, 0)  # now a neighbour has sent it
-        sources.find_again([PATHS[0]], [PATHS[0]])
+        sources.memory.find_again([PATHS[0]], [PATHS[0]])
         ranks: Any = SimpleNamespace(rank=0, world_size=2, do=lambda _, work: [work()])
         step = StepShards(resume, sources, ranks)
 
         def needed(shards: MegatronShards) -> set[str]:
             return shards.paths_of("weight", (begin, 0), (2, 2))
 
-        read = step.check(lambda: step.open(COMPONENT, needed)[1], "planning")
+        step.check(lambda: step.open(COMPONENT, needed)[1], "planning")
+        read = step.bytes
     size = len(shard(0))
     assert read == LoadedBytes(memory=size, neighbour=size if begin == 0 else 0)
-
-
-def test_a_step_in_a_bucket_is_refused_and_not_taken_for_damaged(resume: Resume) -> None:
-    told: list[str] = []
-
-    def report(what: str) -> bool:
-        told.append(what)
-        return True
-
-    store = StoredFiles("s3://bucket/run", {})
-    stored = dataclasses.replace(resume, store=store, report=report)
-    with Sources(stored) as sources, pytest.raises(UnsupportedPlaceError, match="s3://bucket/run"):
-        opened(stored, sources, 0, 2)
-    assert not told

@@ -51,7 +51,9 @@ class Part:
 
 
 class Ranges:
-    """Reads parts of the files of one checkpoint. For one thread.
+    """Reads parts of the files of one checkpoint.
+
+    For one thread, but that several may `read` different files, which `prepare` was given before.
 
     All methods raise:
         CorruptCheckpointError: a file is gone or differs, and the run's monitor was told; or it has

@@ -9,7 +9,9 @@ from typing import Any, Self
 import torch
 
 from trainsync.checkpoint.load.account import LoadedBytes
+from trainsync.checkpoint.load.deadline import FilesInTime
 from trainsync.checkpoint.load.reshard.files import MappedShards, Pair, ShardFiles
+from trainsync.checkpoint.load.reshard.shard_files import open_shard
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.load.stored_shards import StoredShards
 from trainsync.checkpoint.memory.lookup import Sources
@@ -20,12 +22,21 @@ class StepFiles:
 
     Attributes:
         memory: which of the files were found there.
+
+    Args:
+        deadline: by `time.monotonic`, after which nothing more is asked for of a store; then
+            `LoadTimeoutError` is raised. None: each request has a deadline of its own alone.
     """
 
-    def __init__(self, resume: Resume) -> None:
+    def __init__(self, resume: Resume, deadline: float | None = None) -> None:
         self.memory = Sources(resume)
         self._mapped = MappedShards(self.memory.path)  # what is in memory, or on the volume
-        self._stored = None if resume.store is None else StoredShards(resume, resume.store)
+        self._stored: StoredShards | None = None
+        store = resume.store
+        if store is not None and deadline is not None:
+            store = FilesInTime(store.url, store.keys, f"step {resume.step}", deadline)
+        if store is not None:
+            self._stored = StoredShards(resume, store)
 
     def __enter__(self) -> Self:
         return self
@@ -68,6 +79,20 @@ class StepFiles:
     def open(self, path: str) -> Any:
         """See `ShardFiles`. Raises as `StoredShards.open`."""
         return self._of(path).open(path)
+
+    def glance(self, paths: Iterable[str]) -> dict[str, Any]:
+        """As `open`, several files, by path; where one lies in memory, its bytes need not be as the
+        manifest says before `find`. See `Sources.glance`."""
+        found: dict[str, Any] = {}
+        stored: list[str] = []
+        for path in paths:
+            where = self.memory.glance(path)
+            there = self.memory.only_glanced([path]) or self.memory.in_memory(path)
+            if self._stored is None or there:
+                found[path] = open_shard(where)
+            else:
+                stored.append(path)
+        return found if self._stored is None else found | self._stored.open_all(stored)
 
     def load(self, path: str, map_location: str | torch.device = "cpu") -> Any:
         """See `ShardFiles`. Raises as `open`."""

@@ -1,18 +1,16 @@
 """The whole weights of a Megatron model out of its shards in a store, for a process that serves."""
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import torch
 
 from trainsync.checkpoint.errors import CorruptCheckpointError
-from trainsync.checkpoint.load.reshard.files import Pair
+from trainsync.checkpoint.load.deadline import in_time
 from trainsync.checkpoint.load.reshard.shard_files import Component
 from trainsync.checkpoint.load.stored import DifferentBytesError, StoredFiles
 from trainsync.checkpoint.load.stored_shards import StoredShards
-from trainsync.checkpoint.load.whole_weights import in_time
 from trainsync.checkpoint.megatron_shards import MegatronShards
 from trainsync.checkpoint.merge.megatron import MegatronWeights
 from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingError
@@ -47,11 +45,11 @@ def stored_megatron_weights(
     """
     config = _config(files, manifest, f"{component.subdir}/huggingface/{_CONFIG}", what)
     shards.find(component.path(rank) for rank in sorted(component.ranks))
-    held = FetchedShards(shards, component)
+    held = MegatronShards(shards.open, component)
     with tempfile.TemporaryDirectory(prefix="trainsync-hf-") as folder:
         (Path(folder) / _CONFIG).write_bytes(config)
         weights = MegatronWeights(held, Path(folder), None)
-    held.fetch()
+    fetch_whole(held, shards)
     tensors = {}
     for entry in weights.entries:
         in_time(what, deadline)
@@ -59,41 +57,17 @@ def stored_megatron_weights(
     return tensors
 
 
-class FetchedShards(MegatronShards):
-    """Shards in a store: planned with by what their files say, read once `fetch` has ended.
-
-    Args:
-        files: opens shards by their index alone.
+def fetch_whole(held: MegatronShards, files: StoredShards) -> None:
+    """Have in memory what ``held.whole`` gives, each until ``held.forget_pages``.
 
     Raises:
-        As `MegatronShards`; StoreError: the store cannot be read.
+        CorruptCheckpointError: a file is gone, or differs from the manifest; or a weight was not
+            saved whole.
+        StoreError: the store cannot be read.
     """
-
-    def __init__(self, files: StoredShards, component: Component) -> None:
-        self._files = files
-        super().__init__(files.open, component)
-
-    def fetch(self) -> None:
-        """Have all boxes in memory. `paths` knows none any more.
-
-        Raises:
-            CorruptCheckpointError: a file is gone, or differs from the manifest.
-            StoreError: the store cannot be read.
-        """
-        pairs: list[Pair] = []
-        for tensor in self.tensors.values():
-            tensor.near.clear()
-            for rank, box in tensor.boxes:
-                made = torch.empty(box.data.shape, dtype=box.data.dtype, device="cpu")
-                pairs.append((self.path(rank), made, box.data))
-                near = tensor.near.setdefault(box.start[: box.leading], [])
-                near.append((rank, replace(box, data=made)))
-            tensor.boxes.clear()
-        self._files.copy(pairs)
-
-    def forget_pages(self, key: str, index: tuple[int, ...]) -> None:
-        """Let go of what `whole` read: there is no file behind it, so it is not read again."""
-        self.tensors[key].near.pop(index, None)
+    tensors = held.tensors.items()
+    wanted = [held.whole_box(key, index) for key, tensor in tensors for index in tensor.near]
+    held.fetch(wanted, files.copy)
 
 
 def _config(files: StoredFiles, manifest: Manifest, path: str, what: str) -> bytes:

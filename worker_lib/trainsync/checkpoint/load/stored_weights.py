@@ -4,40 +4,20 @@ As `whole_weights` on a volume, without a file of this machine: ranges of the sh
 tensors, each block compared with its digest on the way. To read is the only right that it needs.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from trainsync.checkpoint.load.deadline import FilesInTime
 from trainsync.checkpoint.load.reshard.read import ComponentRead
 from trainsync.checkpoint.load.resume import Resume
-from trainsync.checkpoint.load.stored import OpenedFiles
 from trainsync.checkpoint.load.stored_megatron import stored_megatron_weights
 from trainsync.checkpoint.load.stored_shards import StoredShards
-from trainsync.checkpoint.load.whole_weights import in_time, model_of, want_all
+from trainsync.checkpoint.load.whole_weights import model_of, want_all
 from trainsync.checkpoint.megatron_shards import is_megatron
 from trainsync.storage.layout import step_name
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.manifests import Stored
-from trainsync.storage.saves.receipts import FileEntry
-
-
-@dataclass(frozen=True)
-class _FilesInTime(OpenedFiles):
-    """Raises `LoadTimeoutError` where more is asked for after the deadline."""
-
-    what: str
-    deadline: float
-
-    def blocks(self, entry: FileEntry) -> Iterator[bytes]:
-        for block in super().blocks(entry):
-            in_time(self.what, self.deadline)
-            yield block
-
-    def range(self, entry: FileEntry, start: int, end: int) -> memoryview:
-        in_time(self.what, self.deadline)
-        return super().range(entry, start, end)
 
 
 def stored_weights(bucket: Bucket, stored: Stored, *, deadline: float) -> dict[str, torch.Tensor]:
@@ -56,7 +36,7 @@ def stored_weights(bucket: Bucket, stored: Stored, *, deadline: float) -> dict[s
     """
     manifest = stored.manifest
     what = f"{manifest.kind.value} {manifest.step}"
-    files = _FilesInTime(bucket.name, stored.keys, bucket, what, deadline)
+    files = FilesInTime(bucket.name, stored.keys, what, deadline, bucket)
     resume = Resume(manifest.step, Path(step_name(manifest.step)), manifest, store=files)
     shards = StoredShards(resume, files)
     reading = ComponentRead(shards, model_of(manifest), 0, 1)

@@ -65,7 +65,7 @@ def verify_all(resume: Resume, paths: Sequence[str]) -> None:
         UnsupportedPlaceError: the checkpoint is in a store, and the caller reads a directory.
     """
     if paths:
-        refuse_store(resume)
+        _refuse_store(resume)
     entries = [resume.entry(path) for path in paths]
     try:
         for entry in entries:
@@ -81,7 +81,7 @@ def verify_all(resume: Resume, paths: Sequence[str]) -> None:
         raise resume.damaged(f"{resume.path / reading.entry.path} {sentence}")
 
 
-def refuse_store(resume: Resume) -> None:
+def _refuse_store(resume: Resume) -> None:
     """Raises `UnsupportedPlaceError`: the checkpoint is in a store, not in a directory."""
     if resume.store is not None:
         raise UnsupportedPlaceError(

@@ -4,7 +4,6 @@ No process group. Every file that is read is checked against the manifest first,
 then shards are mapped, and one tensor after the other is copied out of them.
 """
 
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -14,9 +13,9 @@ import torch
 from trainsync.checkpoint.errors import (
     CheckpointError,
     CorruptCheckpointError,
-    LoadTimeoutError,
     StateMismatchError,
 )
+from trainsync.checkpoint.load.deadline import in_time
 from trainsync.checkpoint.load.reshard.files import MappedShards
 from trainsync.checkpoint.load.reshard.read import ComponentRead
 from trainsync.checkpoint.load.reshard.shard_files import Component, find_component, folders_with
@@ -138,9 +137,3 @@ def _check(
     )
     for reading, (_, sentence) in problems.items():
         raise CorruptCheckpointError(f"{what}: {reading.entry.path} {sentence}")
-
-
-def in_time(what: str, deadline: float) -> None:
-    """Raises `LoadTimeoutError` once the deadline, by `time.monotonic`, has passed."""
-    if time.monotonic() > deadline:
-        raise LoadTimeoutError(f"{what} could not be read in time")

@@ -1,5 +1,6 @@
 """Megatron models: save, load, upload, broadcast.
 
-Begin at `checkpoints` (whole checkpoints) or `state_dicts` (the `megatron_*` functions); `state`
-reads what a rank holds, `layout` its place in the parallel dimensions.
+Begin at `saving` and `loading` (whole checkpoints), `checkpoints` (verl's) or `state_dicts` (the
+other `megatron_*` functions); `state` reads what a rank holds, `layout` its place in the parallel
+dimensions.
 """

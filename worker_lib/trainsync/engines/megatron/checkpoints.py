@@ -14,9 +14,9 @@ from trainsync.checkpoint.errors import LoadFailedError, LoadPeerLostError, Stat
 from trainsync.checkpoint.load.account import LoadedBytes, report
 from trainsync.checkpoint.load.reshard.shard_files import Component, find_component
 from trainsync.checkpoint.load.resume import Resume
+from trainsync.checkpoint.load.step_files import StepFiles
 from trainsync.checkpoint.load.verify import Need, assign, verify
 from trainsync.checkpoint.megatron_shards import describe
-from trainsync.checkpoint.memory.lookup import Sources
 from trainsync.dist.agreement import Agreement
 from trainsync.dist.group_agreement import open_agreement
 from trainsync.engines.adapt import adapt
@@ -33,25 +33,18 @@ from trainsync.engines.checkpoints.save_plan import (
 from trainsync.engines.checkpoints.shard_source import committed_step
 from trainsync.engines.checkpoints.step_commits import StepCommits
 from trainsync.engines.megatron.layout import ParallelLayout
-from trainsync.engines.megatron.loading import load_weights
+from trainsync.engines.megatron.loading import component_of, load_state
+from trainsync.engines.megatron.saving import save_training
 from trainsync.engines.megatron.state_dicts import (
     MODEL,
-    described,
     layout_file,
     save_by_engine,
-    save_state,
     save_weights,
 )
 from trainsync.engines.megatron.step_shards import StepShards
-from trainsync.engines.megatron.training import (
-    can_stage,
-    can_stage_random_numbers,
-    optimizer_state,
-    random_state,
-)
-from trainsync.engines.megatron.training_loading import load_training
+from trainsync.engines.megatron.training import can_stage, can_stage_random_numbers
 from trainsync.engines.protocol import SUPPORTED
-from trainsync.engines.verl.adapters import VerlMegatronEngine, chunks
+from trainsync.engines.verl.adapters import VerlMegatronEngine
 from trainsync.engines.verl.arguments import ACTOR, SaveTarget, refuse_hdfs
 from trainsync.engines.verl.retention import MonitoredRetention
 
@@ -241,20 +234,17 @@ class MegatronCheckpoints(MonitoredRetention):
         Returns:
             The bytes that this rank read; what an engine reads for itself is not among them.
         """
-        with Sources(found.resume) as memory:
-            shards = StepShards(found.resume, memory, ranks)
-            components = list(found.staged.values())
-            if with_model and found.model is not None:
-                components.append(found.model)
-            shards.bring(components, _LOAD_SECONDS / 4)
-            read = LoadedBytes()
-            if with_model:
-                read += load_weights(self._engine, shards, logger, found.folder)
-            if found.staged:
-                read += load_training(
-                    self._engine, shards, found.staged, with_schedule=self._restores_schedule
-                )
-        return read
+        components = dict(found.staged)
+        if with_model:
+            components[MODEL] = component_of(found.resume, MODEL, found.folder)
+        if not components:
+            return LoadedBytes()
+        with StepFiles(found.resume) as files:
+            shards = StepShards(found.resume, files, ranks)
+            shards.bring(components.values(), _LOAD_SECONDS / 4)
+            schedule = self._restores_schedule
+            load_state(self._engine, shards, components, logger, with_schedule=schedule)
+            return shards.bytes
 
     def _plan(self, hdfs_path: str | None, place: SaveTarget) -> SavePlan:
         refuse_hdfs(hdfs_path)
@@ -299,15 +289,7 @@ class MegatronCheckpoints(MonitoredRetention):
                 is_state_dict=plan.saves_state_dict,
                 with_checkpoint=True,
             )
-        if OPTIMIZER in plan.components:
-            with engine.resident():
-                models, about = chunks(engine.module), described(layout)
-                state = optimizer_state(engine.optimizer, engine.lr_scheduler, models, about)
-                taken &= save_state(OPTIMIZER, state, plan.folder, step, coordinator, layout)
-        if EXTRA in plan.components:
-            state = random_state(described(layout))
-            taken &= save_state(EXTRA, state, plan.folder, step, coordinator, layout)
-        return taken
+        return save_training(engine, plan.components, plan.folder, step, coordinator) and taken
 
     @property
     def _restores_schedule(self) -> bool:
@@ -332,14 +314,12 @@ class _Committed:
     """A committed checkpoint, and which of its parts the engine reads.
 
     Attributes:
-        model: the weights' component; None where there are none.
         staged: components beside the model that were staged, where they are wanted.
         rest: verl's names of what the engine wrote for itself, and is to read.
     """
 
     resume: Resume
     folder: str
-    model: Component | None
     staged: dict[str, Component]
     rest: tuple[str, ...]
 
@@ -366,7 +346,6 @@ class _Committed:
         """Find it, and compare the layouts; returns what this rank's host has to check."""
         found = committed_step(self._local_path, self._coordinator)
         self.resume, self.folder = found.resume, found.folder
-        self.model = find_component(self.resume.manifest.files, MODEL, self.folder)
         self.staged = {}
         rest = []
         for name in self._wanted:

@@ -21,6 +21,7 @@ class TrainedMegatron:
         processing_class: tokenizer or processor that goes with the weights, or None.
         optimizer: Megatron's optimizer, which keeps its own copy of the weights: a load calls its
             ``reload_model_params``. None without an optimizer.
+        lr_scheduler: Megatron's OptimizerParamScheduler; None without one.
     """
 
     def __init__(
@@ -30,9 +31,11 @@ class TrainedMegatron:
         processing_class: Any = None,
         *,
         optimizer: Any = None,
+        lr_scheduler: Any = None,
     ) -> None:
         self.module = list(module)
         self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
         self.lora = LoRAWeights.ALL
         self.checkpoint_manager: Any = None
         self.model_config = HFModel(bridge.hf_config, processing_class)
@@ -45,13 +48,15 @@ class TrainedMegatron:
     def save_checkpoint(self, local_path: Path, global_step: int) -> None:
         """Raises `TypeError`: models without an engine have no save of their own."""
         raise TypeError(
-            "models of Megatron core save nothing by themselves; expected megatron_save_state_dict"
+            "models of Megatron core save nothing by themselves; expected "
+            "megatron_save_checkpoint or megatron_save_state_dict"
         )
 
     def load_checkpoint(self, local_path: Path) -> None:
         """Raises `TypeError`: models without an engine have no load of their own."""
         raise TypeError(
-            "models of Megatron core load nothing by themselves; expected megatron_load_state_dict"
+            "models of Megatron core load nothing by themselves; expected "
+            "megatron_load_checkpoint or megatron_load_state_dict"
         )
 
     def resident(self) -> AbstractContextManager[None]:

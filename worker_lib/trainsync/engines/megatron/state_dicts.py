@@ -70,7 +70,7 @@ def megatron_save_state_dict(
         Exception: as `CheckpointCoordinator.save_async`; as `CheckpointCoordinator.save_sync` for
             an engine that writes with its own code.
     """
-    trained = _trained(engine)
+    trained = require_megatron(engine)
     subdir = subdirectory(local_path, lambda: coordinator.directory, global_step)
     layout = ParallelLayout()
     if synchronous or getattr(trained, "writes_for_itself", False):
@@ -123,7 +123,7 @@ def megatron_upload_state_dict(
         The errors of `Uploader.upload`.
     """
     refuse_delta(delta)
-    trained = _trained(engine)
+    trained = require_megatron(engine)
     model = chunks(trained.module)[0]
     uploader = uploader_of(model, UploadKind(delta, dtype, ranks_of(group)))
     gathered = GatherAhead(trained.get_per_tensor_param, timeout)
@@ -145,7 +145,8 @@ def refuse_delta(delta: bool) -> None:
         )
 
 
-def _trained(engine: Any) -> TrainingEngine:
+def require_megatron(engine: Any) -> TrainingEngine:
+    """``engine`` as a `TrainingEngine`. Raises `TypeError`: it has no Megatron models."""
     trained = adapt(engine)
     if not is_megatron(trained.module):
         raise TypeError(
@@ -165,18 +166,22 @@ def save_weights(
     *,
     is_state_dict: bool,
     with_checkpoint: bool = False,
+    attachments: Mapping[str, bytes] | None = None,
 ) -> bool:
     """Stage this rank's weights as component `MODEL`; whether the coordinator accepted them.
 
     Args:
         with_checkpoint: see `CheckpointCoordinator.save_async`.
+        attachments: more small files beside rank 0's.
 
     Raises:
         The errors of `CheckpointCoordinator.save_async`.
     """
     with trained.resident():
         models = chunks(trained.module)
-        small = _files(trained, models[0], layout) if coordinator.rank == 0 else {}
+        small: dict[str, bytes] = {}
+        if coordinator.rank == 0:
+            small = _files(trained, models[0], layout) | dict(attachments or {})
         return coordinator.save_async(
             MODEL,
             pack(own_boxes(models), described(layout)),

@@ -1,22 +1,27 @@
 """Load the state saved by `trainsync.engines.megatron.training` in any parallel layout."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
-from trainsync.checkpoint.load.account import LoadedBytes
-from trainsync.checkpoint.load.reshard.shard_files import Component, open_shard
-from trainsync.checkpoint.megatron_shards import MegatronShards, describe, is_megatron, require
+from trainsync.checkpoint.load.reshard.shard_files import Component
+from trainsync.checkpoint.megatron_shards import (
+    MegatronShards,
+    Wanted,
+    describe,
+    is_megatron,
+    require,
+)
 from trainsync.checkpoint.training_state import check_rng_state, set_rng_state
-from trainsync.engines.checkpoints.save_plan import EXTRA, OPTIMIZER
 from trainsync.engines.megatron.layout import ParallelLayout
 from trainsync.engines.megatron.optimizer import (
     PREFIX,
     OptimizerShard,
+    Region,
     distributed_optimizers,
     pieces,
 )
@@ -30,64 +35,11 @@ from trainsync.engines.megatron.training import (
     counts_for_each_weight,
     identity,
 )
-from trainsync.engines.verl.adapters import chunks
 
 logger = logging.getLogger(__name__)
 
 _FP32_PARAM: Final = f"{PREFIX}fp32_param."
 _STEP: Final = "step"
-
-
-def load_training(
-    engine: Any,
-    shards: StepShards,
-    components: Mapping[str, Component],
-    *,
-    with_schedule: bool,
-) -> LoadedBytes:
-    """Load ``optim`` and ``extra_state`` of a committed step; all ranks pass the same arguments.
-
-    Each rank reads the files that hold its part. No live state changes before every file is
-    verified against the manifest and every rank has found its part.
-
-    Args:
-        engine: verl's, as a `TrainingEngine`, with ``optimizer`` and ``lr_scheduler``.
-        shards: of the step.
-        components: the components to load, by name.
-
-    Returns:
-        The bytes of the files that this rank read.
-
-    Raises:
-        StateMismatchError: another model or optimizer; names both parallel layouts.
-        UnsupportedStateError: see `pieces`.
-        CorruptCheckpointError: a file is missing, or differs from the manifest.
-        LoadFailedError: another rank failed; names it, and its cause.
-    """
-    schedule = engine.lr_scheduler if with_schedule else None
-    loads: list[MegatronOptimizerLoad | RandomLoad] = []
-
-    def plan() -> set[str]:
-        if OPTIMIZER in components:
-            models = chunks(engine.module)
-            component = components[OPTIMIZER]
-            loads.append(
-                MegatronOptimizerLoad(engine.optimizer, schedule, models, shards, component)
-            )
-        if EXTRA in components:
-            loads.append(RandomLoad(shards, components[EXTRA]))
-        return set().union(*(load.plan() for load in loads))
-
-    def apply() -> str:
-        for load in loads:
-            load.apply()
-        return ""
-
-    with engine.resident():
-        read = shards.check(plan, "planning to load the optimizer")
-        shards.ranks.do("changing the live state (which may be partly changed)", apply)
-    logger.info("step %d: %s loaded", shards.resume.step, " and ".join(components))
-    return read
 
 
 _Groups = Mapping[tuple[Any, ...], tuple[int, Mapping[str, Any]]]
@@ -110,7 +62,8 @@ class _Saved:
 
 
 class MegatronOptimizerLoad:
-    """One rank's part of loading ``optim``: `plan`, then `apply` when all files were checked.
+    """One rank's part of loading ``optim``: `plan`, then `read` and `apply` when all files were
+    checked.
 
     Args:
         schedule: Megatron's OptimizerParamScheduler; None leaves the schedule unchanged.
@@ -157,6 +110,22 @@ class MegatronOptimizerLoad:
         self._saved = self._find(shards)
         return paths
 
+    def read(self) -> None:
+        """Read of a bucket all of it, into memory; nothing live changes. What is mapped is read
+        when it is applied.
+
+        Raises:
+            CorruptCheckpointError: a file is gone, or differs. StoreError, LoadTimeoutError: the
+                bucket was not read.
+        """
+        saved, files = self._saved, self._step.files
+        shards = saved.shards
+        for rank in {saved.home, *(rank for rank, _ in saved.groups.values())}:
+            shards.beside[rank] = files.real(shards.path(rank), shards.beside[rank])
+        self._saved = self._find(shards)
+        live = pieces(self._optimizers, self._chunks)
+        shards.fetch(_wanted(live, saved.names), files.copy)
+
     @torch.no_grad()
     def apply(self) -> None:
         """Change the live optimizer.
@@ -180,6 +149,10 @@ class MegatronOptimizerLoad:
             self._schedule.num_steps = 0  # loading adds the saved steps
             self._schedule.load_state_dict(beside[SCHEDULE])
 
+    def describe(self) -> str:
+        """What was loaded, for people."""
+        return f"optimizer saved by {self._saved.shards.describe()} loaded by {self._layout}"
+
     # -- inside -------------------------------------------------------------------------------
 
     def _find(self, shards: MegatronShards) -> _Saved:
@@ -193,11 +166,10 @@ class MegatronOptimizerLoad:
         paths.add(shards.path(saved.home))
         for piece in live:
             for region in piece.regions:
-                for name in saved.names:
-                    key = f"{PREFIX}{name}.{region.tensor.key}"
-                    shape = tuple(region.tensor.global_shape)
-                    require(shards, key, shape, str(self._layout))
-                    paths |= shards.paths_of(key, region.start, region.size)
+                shape = tuple(region.tensor.global_shape)
+                for box in _boxes(region, saved.names):
+                    require(shards, box[0], shape, str(self._layout))
+                    paths |= shards.paths_of(*box)
         return paths
 
     def _find_home(self, shards: MegatronShards) -> int:
@@ -286,12 +258,25 @@ def _begin(optimizer: Any, names: Sequence[str]) -> None:
             inner.state[weight][_STEP] = torch.zeros((), dtype=torch.float32)
 
 
+def _wanted(live: Sequence[OptimizerShard], names: Sequence[str]) -> Iterator[Wanted]:
+    """The saved boxes of what a rank's optimizer has."""
+    for piece in live:
+        for region in piece.regions:
+            yield from _boxes(region, names)
+
+
+def _boxes(region: Region, names: Sequence[str]) -> Iterator[Wanted]:
+    """The boxes of a region in the global tensors of these names."""
+    for name in names:
+        yield f"{PREFIX}{name}.{region.tensor.key}", region.start, region.size
+
+
 def _flat(shards: MegatronShards, name: str, piece: OptimizerShard) -> torch.Tensor:
     """The saved state ``name`` of a piece, one-dimensional."""
     flat: torch.Tensor | None = None
     for region in piece.regions:
-        key = f"{PREFIX}{name}.{region.tensor.key}"
-        box = shards.read(key, region.start, region.size)
+        (wanted,) = _boxes(region, [name])
+        box = shards.read(*wanted)
         if flat is None:
             flat = torch.empty(piece.length, dtype=box.dtype)
         flat[region.elements].copy_(box.reshape(-1))
@@ -307,7 +292,7 @@ class RandomLoad:
 
     def __init__(self, step: StepShards, component: Component) -> None:
         self._resume = step.resume
-        self._memory = step.memory
+        self._files = step.files
         self._component = component
         self._rank = step.ranks.rank
         self._same_number = component.world_size == step.ranks.world_size
@@ -321,7 +306,7 @@ class RandomLoad:
         """
         self._component.home(0, 1)  # raises if the file is missing
         path = self._component.path(self._rank if self._same_number else 0)
-        state = open_shard(self._memory.path(path), mapped=False)
+        state = self._files.load(path)
         if not is_megatron(state) or TRACKER not in state:
             raise CorruptCheckpointError(f"{path} has no random numbers of a Megatron rank")
         check_rng_state(state[RNG])
@@ -337,6 +322,13 @@ class RandomLoad:
                 live,
             )
         return {path}
+
+    def read(self) -> None:
+        """Nothing: `plan` has read the one file."""
+
+    def describe(self) -> str:
+        """What was loaded, for people."""
+        return "random numbers loaded" if self._state is not None else "random numbers start anew"
 
     def apply(self) -> None:
         """Restore the saved generators."""
