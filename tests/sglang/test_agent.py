@@ -1,16 +1,12 @@
 """A real server with a real agent follows a run's versions."""
 
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 from trainsync.engines.servers.sglang import SGLangServer
 from trainsync.weights.proof.asking import Prover
@@ -18,62 +14,18 @@ from trainsync.weights.proof.canaries import make_canaries
 from trainsync.weights.proof.record import Proof, Tolerance
 from trainsync.weights.staging.area import StagingArea
 
-from tests.ports import port_of, reserved_port
+from tests.ports import reserved_port
 from tests.sglang.conftest import Serves
 from tests.sglang.server import Server, serve
 from tests.unit.agent.runs import Run
+from tests.vllm.agent_process import AgentProcess, ending_in_order
 from tests.vllm.server import CALL_SECONDS, ROOT, START_SECONDS
 from tests.vllm.tiny_model import VOCABULARY, Reference, version_of
 from tests.waiting import eventually
 
 _KILLER = ROOT / "tests" / "vllm" / "killed_agent.py"
-_STOP_SECONDS = 60.0
 # In nats; of these models' large random weights, see tests/vllm. Other versions are off by several.
 _TOLERANCE = Tolerance(typical=0.1, rms=0.2, largest=0.6)
-
-
-class AgentProcess:
-    """``python -m trainsync.agent``, or ``program``, beside a server."""
-
-    def __init__(self, server_url: str, run: Run, *program: str | Path) -> None:
-        self._bound = reserved_port()
-        self.url = f"http://127.0.0.1:{port_of(self._bound)}"
-        self.process = subprocess.Popen(
-            [
-                sys.executable, *(program or ("-m", "trainsync.agent")), "--engine", "sglang",
-                "--server", server_url, "--directory", run.directory,
-                "--port", str(port_of(self._bound)),
-            ],
-        )  # fmt: skip
-
-    def get(self, path: str) -> httpx.Response | None:
-        """None while it does not answer."""
-        with suppress(httpx.HTTPError):
-            return httpx.get(self.url + path, timeout=CALL_SECONDS, trust_env=False)
-        return None
-
-    @property
-    def ready(self) -> bool:
-        answer = self.get("/readyz")
-        return answer is not None and answer.is_success
-
-    @property
-    def status(self) -> dict[str, Any]:
-        answer = self.get("/status.json")
-        return {} if answer is None else dict(answer.json())
-
-    def until_ready_with(self, version: int) -> None:
-        eventually(lambda: self.status.get("version") == version and self.ready, CALL_SECONDS)
-
-    def stop(self) -> int:
-        """Its exit status after SIGTERM."""
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(_STOP_SECONDS)
-        finally:
-            self.process.kill()
-            self.process.wait()
-            self._bound.close()
 
 
 Start = Callable[..., AgentProcess]
@@ -82,15 +34,14 @@ Start = Callable[..., AgentProcess]
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Starts agents of a run, which all end in order."""
-    agents: list[AgentProcess] = []
+    with ending_in_order() as agents:
 
-    def do(server_url: str, run: Run, *program: str | Path) -> AgentProcess:
-        agents.append(AgentProcess(server_url, run, *program))
-        return agents[-1]
+        def do(server_url: str, run: Run, *program: str | Path) -> AgentProcess:
+            options = ["--engine", "sglang", "--server", server_url, "--directory", run.directory]
+            agents.append(AgentProcess(sys.executable, None, options, program))
+            return agents[-1]
 
-    yield do
-    ended = [agent.stop() for agent in agents if agent.process.poll() is None]
-    assert set(ended) <= {0}
+        yield do
 
 
 @pytest.fixture

@@ -1,15 +1,11 @@
 """A real server with a real agent, in the server's environment, follows a run's versions."""
 
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 import torch
 from trainsync.engines.servers.vllm import VLLMServer
@@ -18,8 +14,9 @@ from trainsync.weights.proof.canaries import make_canaries
 from trainsync.weights.proof.record import Proof, Tolerance
 from trainsync.weights.staging.area import StagingArea
 
-from tests.ports import port_of, reserved_port
+from tests.ports import reserved_port
 from tests.unit.agent.runs import Run
+from tests.vllm.agent_process import AgentProcess, ending_in_order
 from tests.vllm.conftest import Serves
 from tests.vllm.server import (
     CALL_SECONDS,
@@ -34,54 +31,8 @@ from tests.vllm.tiny_model import PROMPT, VOCABULARY, Reference, version_of
 from tests.waiting import eventually
 
 _KILLER = ROOT / "tests" / "vllm" / "killed_agent.py"
-_STOP_SECONDS = 60.0
 # In nats; of these models' large random weights, see conftest. Other versions are off by several.
 _TOLERANCE = Tolerance(typical=0.1, rms=0.2, largest=0.6)
-
-
-class AgentProcess:
-    """``python -m trainsync.agent``, or ``program``, beside a server."""
-
-    def __init__(self, server_url: str, run: Run, scratch: Path, *program: str | Path) -> None:
-        self._bound = reserved_port()
-        self.url = f"http://127.0.0.1:{port_of(self._bound)}"
-        self.process = subprocess.Popen(
-            [
-                vllm_environment() / "bin" / "python", *(program or ("-m", "trainsync.agent")),
-                "--server", server_url, "--directory", run.directory,
-                "--port", str(port_of(self._bound)),
-            ],
-            env=environment(scratch / "plugin"),
-        )  # fmt: skip
-
-    def get(self, path: str) -> httpx.Response | None:
-        """None while it does not answer."""
-        with suppress(httpx.HTTPError):
-            return httpx.get(self.url + path, timeout=CALL_SECONDS, trust_env=False)
-        return None
-
-    @property
-    def ready(self) -> bool:
-        answer = self.get("/readyz")
-        return answer is not None and answer.is_success
-
-    @property
-    def status(self) -> dict[str, Any]:
-        answer = self.get("/status.json")
-        return {} if answer is None else dict(answer.json())
-
-    def until_ready_with(self, version: int) -> None:
-        eventually(lambda: self.status.get("version") == version and self.ready, CALL_SECONDS)
-
-    def stop(self) -> int:
-        """Its exit status after SIGTERM."""
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(_STOP_SECONDS)
-        finally:
-            self.process.kill()
-            self.process.wait()
-            self._bound.close()
 
 
 Start = Callable[..., AgentProcess]
@@ -90,15 +41,16 @@ Start = Callable[..., AgentProcess]
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts agents of a run, which all end in order."""
-    agents: list[AgentProcess] = []
+    python = vllm_environment() / "bin" / "python"
+    with ending_in_order() as agents:
 
-    def do(server_url: str, run: Run, *program: str | Path) -> AgentProcess:
-        agents.append(AgentProcess(server_url, run, tmp_path, *program))
-        return agents[-1]
+        def do(server_url: str, run: Run, *program: str | Path) -> AgentProcess:
+            options = ["--server", server_url, "--directory", run.directory]
+            variables = environment(tmp_path / "plugin")
+            agents.append(AgentProcess(python, variables, options, program))
+            return agents[-1]
 
-    yield do
-    ended = [agent.stop() for agent in agents if agent.process.poll() is None]
-    assert set(ended) <= {0}
+        yield do
 
 
 @pytest.fixture
