@@ -144,15 +144,23 @@ def test_a_wrong_number_in_memory_is_read_from_the_volume(keeping: Keeping, resu
     assert torch.equal(found, ROWS[:2])
 
 
-def test_what_is_nowhere_right_is_an_error(keeping: Keeping, resume: Resume) -> None:
+def test_what_is_nowhere_right_is_told_of(keeping: Keeping, resume: Resume) -> None:
     replace(keep(keeping, 0), b"weight", b"wejght")
     put(resume, 0, b"\xff" * len(shard(0)))
     put(resume, 1)
+    told: list[str] = []
+
+    def report(what: str) -> bool:
+        told.append(what)
+        return True
+
+    resume = dataclasses.replace(resume, report=report)
     with (
         StepFiles(resume) as sources,
-        pytest.raises(CorruptCheckpointError, match=r"rank_0\.pt cannot be read"),
+        pytest.raises(CorruptCheckpointError, match=r"rank_0\.pt has .* was told"),
     ):
         opened(resume, sources, 0, 4)
+    assert len(told) == 1
 
 
 def test_another_model_is_refused_as_on_the_volume(keeping: Keeping, resume: Resume) -> None:

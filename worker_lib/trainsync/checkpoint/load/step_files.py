@@ -8,12 +8,14 @@ from typing import Any, Self
 
 import torch
 
+from trainsync.checkpoint.errors import CorruptCheckpointError
 from trainsync.checkpoint.load.account import LoadedBytes
 from trainsync.checkpoint.load.deadline import FilesInTime
 from trainsync.checkpoint.load.reshard.files import MappedShards, Pair, ShardFiles
 from trainsync.checkpoint.load.reshard.shard_files import open_shard
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.load.stored_shards import StoredShards
+from trainsync.checkpoint.load.verify import verify
 from trainsync.checkpoint.memory.lookup import Sources
 
 
@@ -30,6 +32,7 @@ class StepFiles:
 
     def __init__(self, resume: Resume, deadline: float | None = None) -> None:
         self.memory = Sources(resume)
+        self._resume = resume
         self._mapped = MappedShards(self.memory.path)  # what is in memory, or on the volume
         self._stored: StoredShards | None = None
         store = resume.store
@@ -82,16 +85,26 @@ class StepFiles:
 
     def glance(self, paths: Iterable[str]) -> dict[str, Any]:
         """As `open`, several files, by path; where one lies in memory, its bytes need not be as the
-        manifest says before `find`. See `Sources.glance`."""
+        manifest says before `find`. See `Sources.glance`.
+
+        Raises:
+            CorruptCheckpointError: one cannot be understood; of damage the monitor was told.
+            LoadTimeoutError, StoreError: the store was not read.
+        """
         found: dict[str, Any] = {}
         stored: list[str] = []
         for path in paths:
             where = self.memory.glance(path)
             there = self.memory.only_glanced([path]) or self.memory.in_memory(path)
-            if self._stored is None or there:
-                found[path] = open_shard(where)
-            else:
+            if self._stored is not None and not there:
                 stored.append(path)
+                continue
+            try:
+                found[path] = open_shard(where)
+            except CorruptCheckpointError:
+                if not there:
+                    verify(self._resume, path)  # then damage is why, and the monitor is told
+                raise
         return found if self._stored is None else found | self._stored.open_all(stored)
 
     def load(self, path: str, map_location: str | torch.device = "cpu") -> Any:
