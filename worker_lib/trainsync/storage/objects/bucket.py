@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
-from trainsync.storage.objects import transfer
-from trainsync.storage.objects.breaker import Breaker
 from trainsync.storage.objects.errors import (
     ObjectChangedError,
     ObjectExistsError,
@@ -23,8 +21,10 @@ from trainsync.storage.objects.errors import (
     StoreRefusedError,
     StoreUnavailableError,
 )
-from trainsync.storage.objects.failures import translate
-from trainsync.storage.objects.timed import StoreUntil
+from trainsync.storage.objects.requests import transfer
+from trainsync.storage.objects.requests.breaker import Breaker
+from trainsync.storage.objects.requests.failures import translate
+from trainsync.storage.objects.requests.timed import StoreUntil
 from trainsync.storage.patience import Patience, Tries
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Iterator
 from typing import Final
 
-from trainsync.storage.objects import transfer
 from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.requests import transfer
 
 _WAITING: Final = 2
 _LOOK_SECONDS: Final = 0.5

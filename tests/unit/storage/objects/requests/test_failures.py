@@ -5,7 +5,7 @@ from trainsync.storage.objects.errors import (
     StoreRefusedError,
     StoreUnavailableError,
 )
-from trainsync.storage.objects.failures import translate
+from trainsync.storage.objects.requests.failures import translate
 
 _SECRETS = "<AWSAccessKeyId>AKIAX</AWSAccessKeyId><StringToSign>AWS4-HMAC</StringToSign>?sig=hush"
 

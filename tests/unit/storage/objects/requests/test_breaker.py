@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from obstore.store import MemoryStore
-from trainsync.storage.objects.breaker import Breaker
 from trainsync.storage.objects.bucket import Bucket, Limits
 from trainsync.storage.objects.errors import StoreUnavailableError
+from trainsync.storage.objects.requests.breaker import Breaker
 
 from tests.waiting import eventually
 

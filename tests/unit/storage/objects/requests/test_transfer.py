@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trainsync.storage.copying.copy import checked
 from trainsync.storage.errors import FileCheckError
-from trainsync.storage.objects import transfer
+from trainsync.storage.objects.requests import transfer
 from trainsync.storage.parallel import for_each
 
 from tests.unit.storage.objects.memory import manifest_of
