@@ -130,10 +130,11 @@ def check_temporaries(run: Path) -> None:
         raise BrokenError(f"left in the run's directory: {left}")
 
 
-def check_mapped(pid: int) -> None:
-    """Check that a process keeps no more segments mapped than it may read again."""
+def check_mapped(pid: int, memory: Path) -> None:
+    """Check that a process keeps no more segments of a folder mapped than it may read again."""
     maps = Path(f"/proc/{pid}/maps").read_text()
     mapped = {line.split(maxsplit=5)[4] for line in maps.splitlines() if _SEGMENT.search(line)}
+    mapped = {path for path in mapped if path.startswith(f"{memory}/")}
     if len(mapped) > _MOST_MAPPED:
         raise BrokenError(f"a server keeps {len(mapped)} segments mapped")
 

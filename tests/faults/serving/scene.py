@@ -203,7 +203,7 @@ class Scene:
         self._client.tell("end")
         if self._client.wait() != 0:
             raise BrokenError(f"the client ended with {self._client.status}")
-        promises.check_mapped(self.server.pid)
+        promises.check_mapped(self.server.pid, self.memory)
         self.agent.signal(signal.SIGTERM)
         if self.agent.wait() != 0:
             raise BrokenError(f"the agent ended with {self.agent.status}")

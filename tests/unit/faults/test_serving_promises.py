@@ -157,10 +157,10 @@ def test_segments_that_a_server_keeps_mapped_are_noticed(tmp_path: Path) -> None
     areas = [StagingArea(tmp_path) for _ in range(3)]
     kept = []
     for area in areas:
-        promises.check_mapped(os.getpid())
+        promises.check_mapped(os.getpid(), tmp_path)
         kept.append(StagedReader(tmp_path).open(area.stage(1, tensors_of(ONE))))
     with pytest.raises(BrokenError, match="3 segments mapped"):
-        promises.check_mapped(os.getpid())
+        promises.check_mapped(os.getpid(), tmp_path)
     del kept
     for area in areas:
         area.close()
