@@ -133,8 +133,8 @@ def check_temporaries(run: Path) -> None:
 def check_mapped(pid: int, memory: Path) -> None:
     """Check that a process keeps no more segments of a folder mapped than it may read again."""
     maps = Path(f"/proc/{pid}/maps").read_text()
-    mapped = {line.split(maxsplit=5)[4] for line in maps.splitlines() if _SEGMENT.search(line)}
-    mapped = {path for path in mapped if path.startswith(f"{memory}/")}
+    lines = [line.split(maxsplit=5) for line in maps.splitlines() if _SEGMENT.search(line)]
+    mapped = {inode for *_, inode, path in lines if path.startswith(f"{memory}/")}
     if len(mapped) > _MOST_MAPPED:
         raise BrokenError(f"a server keeps {len(mapped)} segments mapped")
 
