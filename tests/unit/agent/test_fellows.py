@@ -8,8 +8,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from trainsync.agent.checks import AgentSettingsError
 from trainsync.agent.intervals import AgentIntervals
-from trainsync.agent.settings import AgentSettingsError, read_settings
+from trainsync.agent.settings import read_settings
 
 from tests.ports import port_of, reserved_port
 from tests.unit.agent.conftest import Start, Watched, has

@@ -11,9 +11,8 @@ from typing import Any, Final
 
 import torch
 
-from trainsync.agent.admission.committed import BucketVersions, CountedReads
-from trainsync.agent.admission.reading import CommittedVersions, ReadsVersions
-from trainsync.agent.admission.stored import StoredVersions
+from trainsync.agent.admission.committed import CountedReads
+from trainsync.agent.admission.sources import FellowsReaders, bucket_of, versions_of
 from trainsync.agent.commit_feed import CommitFeed
 from trainsync.agent.directory_feed import DirectoryFeed
 from trainsync.agent.endpoint import Answer, EndpointError, HealthEndpoint, json_answer, text_answer
@@ -24,6 +23,8 @@ from trainsync.agent.fellows.registry import FellowsLink
 from trainsync.agent.fellows.sharing import FellowServer
 from trainsync.agent.fellows.versions import HeldVersions
 from trainsync.agent.following import Follower
+from trainsync.agent.hosts.leading import OtherHosts
+from trainsync.agent.hosts.wire import WANTED_PATH
 from trainsync.agent.intervals import DEFAULT_INTERVALS, AgentIntervals
 from trainsync.agent.metrics import CONTENT_TYPE, AgentMetrics
 from trainsync.agent.rendezvous.hints import Hints
@@ -38,7 +39,6 @@ from trainsync.engines.servers.kinds import driver_of
 from trainsync.runtime.relays.committed_weights import read_stored_weights, read_weights
 from trainsync.runtime.sync_store import limits_within
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.of_run import open_run_store
 from trainsync.weights.staging.area import StagingArea
 
@@ -47,16 +47,13 @@ _ALIVE_SECONDS: Final = 4.0  # a probe waits for 5
 _LOOK_SECONDS: Final = 5.0  # of a look at a store's index, or at what a bucket has
 
 
-_Reader = FellowsReader | FellowsBucketReader | FellowsObjects
-
-
 @dataclass(frozen=True)
 class _PassingOn:
     """What an agent with ``--fellows`` has."""
 
     link: FellowsLink
     server: FellowServer
-    reader: _Reader
+    reader: FellowsReaders
 
 
 class Agent:
@@ -92,6 +89,10 @@ class Agent:
         self._health = driver_of(*server, timeout=_ALIVE_SECONDS)
         self._driving = driver_of(*server, timeout=float(settings.timeout), pause=settings.pause)
         self._server_watch = ServerWatch(self._looking, self._shared, self._stop, intervals)
+        self._hosts = (
+            OtherHosts(settings.other_hosts, intervals.host) if settings.other_hosts else None
+        )
+        more = {} if self._hosts is None else {WANTED_PATH: self._hosts.answer}
         self._area = StagingArea(settings.memory)
         try:
             self._endpoint = HealthEndpoint(
@@ -103,6 +104,7 @@ class Agent:
                     "/server-healthz": self._server_healthz,
                     "/metrics": lambda: (HTTPStatus.OK, CONTENT_TYPE, self._metrics.render()),
                     "/status.json": lambda: json_answer(self.status()),
+                    **more,
                 },
             )
         except BaseException:
@@ -111,7 +113,7 @@ class Agent:
         try:
             self._fellows = self._passing_on() if settings.fellows else None
             reader = None if self._fellows is None else self._fellows.reader
-            self._versions = _versions(settings, reader, self._metrics)
+            self._versions = versions_of(settings, reader, self._metrics)
         except BaseException as error:
             self._endpoint.close()
             self._area.close()
@@ -129,6 +131,7 @@ class Agent:
             timeout=float(settings.timeout),
             dtype=None if settings.dtype is None else getattr(torch, settings.dtype),
             cycle=intervals.cycle,
+            hosts=self._hosts,
         )
         self._hints: Hints | None = None
         self._link: MonitorLink | None = None
@@ -248,6 +251,8 @@ class Agent:
             self._looking.close()
             self._health.close()
             self._driving.close()
+            if self._hosts is not None:
+                self._hosts.close()
         return ended
 
     def _passing_on(self) -> "_PassingOn":
@@ -260,7 +265,7 @@ class Agent:
         name = hashlib.sha256(settings.server.encode()).hexdigest()[:16]
         folder = settings.memory / f"trainsync-fellows-{name}"
         given = folder, link.known, server, self._metrics, self._intervals.stall
-        reader: _Reader
+        reader: FellowsReaders
         try:
             if settings.store is not None:
                 reader = FellowsObjects(settings.store.open(float(settings.timeout)), *given)
@@ -268,7 +273,7 @@ class Agent:
                 reader = FellowsBucketReader(
                     read_weights,
                     CountedReads(read_stored_weights, self._metrics),
-                    _bucket(settings.bucket, settings),
+                    bucket_of(settings.bucket, settings),
                     HeldVersions(*given),
                 )
             else:
@@ -314,27 +319,3 @@ def _feed(settings: AgentSettings) -> VersionFeed:
         return CommitFeed(open_run_store(settings.bucket, limits), settings.run_uid)
     assert settings.directory is not None, "read_settings has seen to it"
     return DirectoryFeed(RunDirectory(settings.directory), settings.run_uid)
-
-
-def _versions(
-    settings: AgentSettings, fellows: _Reader | None, metrics: AgentMetrics
-) -> ReadsVersions:
-    required = settings.proof == "required"
-    if settings.store is not None:
-        assert fellows is None or isinstance(fellows, FellowsObjects)
-        bucket = settings.store.open(float(settings.timeout))
-        return StoredVersions(bucket, metrics, required=required, fellows=fellows)
-    if settings.bucket is not None:
-        assert fellows is None or isinstance(fellows, FellowsBucketReader)
-        bucket = _bucket(settings.bucket, settings)
-        stored = fellows or CountedReads(read_stored_weights, metrics)
-        return BucketVersions(bucket, settings.bucket, stored, required=required)
-    assert settings.directory is not None, "read_settings has seen to it"
-    assert fellows is None or isinstance(fellows, FellowsReader)
-    read = fellows or read_weights
-    return CommittedVersions(settings.directory, settings.name, read, required=required)
-
-
-def _bucket(url: str, settings: AgentSettings) -> Bucket:
-    """For the fetch of a version."""
-    return open_run_store(url, limits_within(float(settings.timeout)))

@@ -4,13 +4,14 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 
 from trainsync.agent.admission.proving import Admission, RefutedError, UnprovenError
 from trainsync.agent.admission.reading import NoProofError, ReadsVersions
+from trainsync.agent.hosts.leading import OtherHosts
 from trainsync.agent.intervals import DEFAULT_INTERVALS
 from trainsync.agent.metrics import AgentMetrics
 from trainsync.agent.shared_state import SharedState
@@ -29,7 +30,7 @@ from trainsync.weights.errors import (
 )
 from trainsync.weights.proof.record import Proof
 from trainsync.weights.staging.area import StagingArea
-from trainsync.weights.staging.index import StagedReference
+from trainsync.weights.staging.index import StagedReference, read_index
 
 _LOG = logging.getLogger(__name__)
 _MOST_DROPS: Final = 1
@@ -70,6 +71,7 @@ class Follower:
         timeout: seconds for a fetch.
         dtype: that floating-point tensors are staged in; None: their own.
         cycle: seconds between two decisions while nothing changes.
+        hosts: the others of the server's engine; None: it has one.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Follower:
         timeout: float,
         dtype: torch.dtype | None = None,
         cycle: float = DEFAULT_INTERVALS.cycle,
+        hosts: OtherHosts | None = None,
     ) -> None:
         self._shared = shared
         self._watch = watch
@@ -96,6 +99,7 @@ class Follower:
         self._timeout = timeout
         self._dtype = dtype
         self._cycle_seconds = cycle
+        self._hosts = hosts
         self._admission = Admission(shared, watch, driver, metrics)
         self._staged: _PendingUpdate | None = None
         self._drops = 0
@@ -114,7 +118,7 @@ class Follower:
     def _bring(self, version: Version) -> None:
         started = time.monotonic()
         try:
-            staged = self._stage(version)
+            staged = self._on_all_hosts(version, self._stage(version))
             if not self._update(version, staged):
                 return
             self._admission.judge(version, staged.proof)
@@ -147,19 +151,39 @@ class Follower:
         if self._staged is not None and self._staged.tag == version.tag:
             return self._staged  # such as for a server that was restarted
         self._staged = None
+        if self._hosts is not None:  # they fetch it meanwhile
+            self._hosts.want(version)
         self._shared.change(lambda state: state.entered(AgentPhase.FETCHING))
         failpoint("agent.fetching")
         fetched = self._source.fetch(version, self._timeout)
         failpoint("agent.fetched")
         self._check_newest(version)
         self._shared.change(lambda state: state.entered(AgentPhase.STAGING))
-        tensors = _in_dtype(fetched.tensors, self._dtype)
+        tensors = in_dtype(fetched.tensors, self._dtype)
         reference = self._area.stage(version.step, tensors)
         self._metrics.staged(sum(tensor.nbytes for tensor in tensors.values()))
         failpoint("agent.staged")
         self._staged = _PendingUpdate(version.tag, reference, fetched.proof)
         self._check_newest(version)
         return self._staged
+
+    def _on_all_hosts(self, version: Version, staged: _PendingUpdate) -> _PendingUpdate:
+        """The version with what the engine's other hosts say of it: they may have begun anew.
+
+        Raises:
+            _SupersededError; what `OtherHosts.joined` raises.
+        """
+        if self._hosts is None:
+            return staged
+        reference = self._hosts.joined(
+            version.tag,
+            staged.reference,
+            read_index(self._area.memory, staged.reference).digest,
+            time.monotonic() + self._timeout,
+            self._stop,
+            lambda: self._check_newest(version),
+        )
+        return replace(staged, reference=reference)
 
     def _check_newest(self, version: Version) -> None:
         """See that the version is worth going on with, and the agent does not end.
@@ -213,10 +237,11 @@ class Follower:
         )
 
 
-def _in_dtype(
+def in_dtype(
     tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None
 ) -> Mapping[str, torch.Tensor]:
-    """Floating-point tensors in ``dtype``; those of one byte hold codes, and stay."""
+    """Floating-point tensors in ``dtype``, None: their own; those of one byte hold codes, and
+    stay."""
     if dtype is None:
         return tensors
     return {
