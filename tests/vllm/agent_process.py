@@ -1,6 +1,7 @@
 """``python -m trainsync.agent`` as a process beside a server."""
 
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ class AgentProcess:
         variables: the process's environment; None: that of this process.
         options: of the agent, beside its port.
         program: what the interpreter runs; empty: the agent.
+        reserved: its port, which stays reserved; None: a free one.
     """
 
     def __init__(
@@ -33,11 +35,14 @@ class AgentProcess:
         variables: Mapping[str, str] | None,
         options: Sequence[str | Path],
         program: Sequence[str | Path] = (),
+        reserved: socket.socket | None = None,
     ) -> None:
-        self._bound = reserved_port()
-        self.url = f"http://127.0.0.1:{port_of(self._bound)}"
+        bound = reserved or reserved_port()
+        self._own = None if reserved else bound
+        port = port_of(bound)
+        self.url = f"http://127.0.0.1:{port}"
         self.process = subprocess.Popen(
-            [python, *(program or _AGENT), *options, "--port", str(port_of(self._bound))],
+            [python, *(program or _AGENT), *options, "--port", str(port)],
             env=variables,
         )
 
@@ -68,7 +73,8 @@ class AgentProcess:
         finally:
             self.process.kill()
             self.process.wait()
-            self._bound.close()
+            if self._own is not None:
+                self._own.close()
 
 
 @contextmanager

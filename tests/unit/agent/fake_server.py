@@ -26,6 +26,9 @@ def logprobs_of(weights: Mapping[str, torch.Tensor], prompt: Sequence[int]) -> l
 class FakeServer:
     """A server on a port of its own, until `stop`.
 
+    Args:
+        others: the memory of each other host of its engine.
+
     Attributes:
         weights: that it generates with; None: those that it began with.
         loads_as: what becomes of weights as they are loaded.
@@ -34,8 +37,15 @@ class FakeServer:
         calls: paths, in order.
     """
 
-    def __init__(self, memory: Path, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self,
+        memory: Path,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        others: Sequence[Path] = (),
+    ) -> None:
         self._memory = memory
+        self._others = others
         self._host = host
         self.faults: dict[str, Fault] = {}
         self.calls: list[str] = []
@@ -56,7 +66,7 @@ class FakeServer:
         self.paused = False
         self.weights: dict[str, torch.Tensor] | None = None
         self._staged: tuple[StagedReference, dict[str, torch.Tensor]] | None = None
-        self._reader = StagedReader(self._memory)
+        self._readers = [StagedReader(memory) for memory in (self._memory, *self._others)]
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -111,13 +121,11 @@ class FakeServer:
             case "/resume":
                 self.paused = False
             case "/init_weight_transfer_engine":
-                reference = StagedReference(**body["init_info"])
+                reference = StagedReference.told(body["init_info"])
                 try:
-                    staged = self._reader.open(reference)
+                    self._staged = reference, self._look(reference)
                 except WeightsError as error:
                     return 500, {"error": {"message": f"{KEPT}: {error}"}}
-                copies = {name: tensor.clone() for name, tensor in staged.tensors.items()}
-                self._staged = reference, copies
             case "/update_weights":
                 staged_now = self._staged
                 if staged_now is None or staged_now[0].as_dict() != body["update_info"]:
@@ -135,6 +143,19 @@ class FakeServer:
             case "/reset_prefix_cache":
                 return 200, {"success": True}
         return 200, {"message": "done"}
+
+    def _look(self, reference: StagedReference) -> dict[str, torch.Tensor]:
+        """Copies of the tensors, which every host must have."""
+        found: list[dict[str, torch.Tensor]] = []
+        for rank, reader in enumerate(self._readers):
+            here = reference.on_host(rank)
+            if here is None:
+                raise WeightsError(f"nothing is staged on host {rank}")
+            tensors = reader.open(here).tensors
+            found.append({name: tensor.clone() for name, tensor in tensors.items()})
+        for other in found[1:]:
+            assert all(torch.equal(found[0][name], other[name]) for name in found[0])
+        return found[0]
 
     def _logprobs(self, prompt: Sequence[int]) -> list[dict[str, Any] | None]:
         said = logprobs_of(self.weights or {}, prompt)

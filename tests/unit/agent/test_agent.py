@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from trainsync.agent import agent as agents
+from trainsync.agent.admission import sources
 from trainsync.agent.agent import Agent
 from trainsync.engines.servers import kinds
 from trainsync.engines.servers.errors import KEPT, TORN
@@ -278,7 +278,7 @@ def test_a_version_superseded_while_it_is_fetched_is_dropped_but_not_two_in_a_ro
 ) -> None:
     fetched: list[int] = []
     started: list[Watched] = []
-    read = agents.read_weights
+    read = sources.read_weights
 
     def slowly(*arguments: Any, **options: Any) -> dict[str, torch.Tensor]:
         tensors = read(*arguments, **options)
@@ -290,7 +290,7 @@ def test_a_version_superseded_while_it_is_fetched_is_dropped_but_not_two_in_a_ro
             eventually(lambda: started[0].status["newestVersion"] == version + 1)
         return tensors
 
-    monkeypatch.setattr(agents, "read_weights", slowly)
+    monkeypatch.setattr(sources, "read_weights", slowly)
     run.commit(1)
     started.append(start("--max-staleness=10"))
     started[0].until_ready_with(4)

@@ -10,10 +10,12 @@ from typing import Any
 import httpx
 import pytest
 from obstore.store import MemoryStore
-from trainsync.agent import agent as agents
+from trainsync.agent.admission import sources
+from trainsync.agent.agent import Agent
+from trainsync.agent.checks import AgentSettingsError
 from trainsync.agent.commit_feed import CommitFeed
 from trainsync.agent.intervals import AgentIntervals
-from trainsync.agent.settings import AgentSettingsError, read_settings
+from trainsync.agent.settings import read_settings
 from trainsync.storage.objects.bucket import Bucket, Limits
 from trainsync.weights.errors import SharedMemoryError
 from trainsync.weights.staging.area import StagingArea
@@ -141,12 +143,12 @@ def test_an_agent_opens_its_bucket_once_for_all_that_it_fetches(
         opened.append(url)
         return Bucket(MemoryStore(), url, limits)
 
-    monkeypatch.setattr(agents, "open_run_store", open_run_store)
+    monkeypatch.setattr(sources, "open_run_store", open_run_store)
     (tmp_path / "token").write_text("token")
     options = ["--server=http://127.0.0.1:1", "--directory=s3://bucket/a", "--fellows", "--port=0"]
     monitor = ["--monitor=http://127.0.0.1:1", f"--token-file={tmp_path}/token", "--servers=s"]
     settings = read_settings([*options, *monitor, f"--memory={tmp_path}"], {})
-    agent = agents.Agent(settings, CommitFeed(Bucket(MemoryStore(), "memory")))
+    agent = Agent(settings, CommitFeed(Bucket(MemoryStore(), "memory")))
     assert agent.close()
     assert opened == ["s3://bucket/a"]
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 from trainsync.agent.__main__ import main
-from trainsync.agent.settings import AgentSettingsError, read_settings
+from trainsync.agent.checks import AgentSettingsError
+from trainsync.agent.settings import read_settings
 from trainsync.runtime.sync_store import SyncStore
 
 _GOOD = ("--server=http://127.0.0.1:8000", "--directory=/runs/mine")

@@ -7,9 +7,11 @@ import sys
 from collections.abc import Sequence
 
 from trainsync.agent.agent import Agent
+from trainsync.agent.checks import AgentSettingsError
 from trainsync.agent.endpoint import EndpointError
+from trainsync.agent.hosts.agent import HostAgent
 from trainsync.agent.only_agent import AnotherAgentError, only_agent
-from trainsync.agent.settings import AgentSettings, AgentSettingsError, read_settings
+from trainsync.agent.settings import AgentSettings, read_settings
 from trainsync.api import env
 from trainsync.kube.logging import configure
 from trainsync.runtime.errors import SettingsError
@@ -61,11 +63,11 @@ def _asked_to_end() -> int:
 
 
 def _run(settings: AgentSettings, asked_to_end: int) -> int:
-    agent = Agent(settings)
+    agent = HostAgent(settings) if settings.stages_only else Agent(settings)
     os.read(asked_to_end, 1)
     _LOG.info("the agent ends")
     if not agent.close():
-        _LOG.warning("what was going on is left as it is: the next agent updates the server anew")
+        _LOG.warning("what was going on is left as it is, and the next agent begins anew")
     return 0
 
 

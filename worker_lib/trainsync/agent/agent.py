@@ -11,9 +11,8 @@ from typing import Any, Final
 
 import torch
 
-from trainsync.agent.admission.committed import BucketVersions, CountedReads
-from trainsync.agent.admission.reading import CommittedVersions, ReadsVersions
-from trainsync.agent.admission.stored import StoredVersions
+from trainsync.agent.admission.committed import CountedReads
+from trainsync.agent.admission.sources import FellowsReaders, bucket_of, versions_of
 from trainsync.agent.commit_feed import CommitFeed
 from trainsync.agent.directory_feed import DirectoryFeed
 from trainsync.agent.endpoint import Answer, EndpointError, HealthEndpoint, json_answer, text_answer
@@ -24,6 +23,8 @@ from trainsync.agent.fellows.registry import FellowsLink
 from trainsync.agent.fellows.sharing import FellowServer
 from trainsync.agent.fellows.versions import HeldVersions
 from trainsync.agent.following import Follower
+from trainsync.agent.hosts.leading import OtherHosts
+from trainsync.agent.hosts.wire import WANTED_PATH
 from trainsync.agent.intervals import DEFAULT_INTERVALS, AgentIntervals
 from trainsync.agent.metrics import CONTENT_TYPE, AgentMetrics
 from trainsync.agent.rendezvous.hints import Hints
@@ -47,16 +48,13 @@ _ALIVE_SECONDS: Final = 4.0  # a probe waits for 5
 _LOOK_SECONDS: Final = 5.0  # of a look at a store's index, or at what a bucket has
 
 
-_Reader = FellowsReader | FellowsBucketReader | FellowsObjects
-
-
 @dataclass(frozen=True)
 class _PassingOn:
     """What an agent with ``--fellows`` has."""
 
     link: FellowsLink
     server: FellowServer
-    reader: _Reader
+    reader: FellowsReaders
 
 
 class Agent:
@@ -92,6 +90,10 @@ class Agent:
         self._health = driver_of(*server, timeout=_ALIVE_SECONDS)
         self._driving = driver_of(*server, timeout=float(settings.timeout), pause=settings.pause)
         self._server_watch = ServerWatch(self._looking, self._shared, self._stop, intervals)
+        self._hosts = (
+            OtherHosts(settings.other_hosts, intervals.host) if settings.other_hosts else None
+        )
+        more = {} if self._hosts is None else {WANTED_PATH: self._hosts.answer}
         self._area = StagingArea(settings.memory)
         try:
             self._endpoint = HealthEndpoint(
@@ -103,16 +105,17 @@ class Agent:
                     "/server-healthz": self._server_healthz,
                     "/metrics": lambda: (HTTPStatus.OK, CONTENT_TYPE, self._metrics.render()),
                     "/status.json": lambda: json_answer(self.status()),
+                    **more,
                 },
             )
         except BaseException:
             self._area.close()
             raise
         try:
-            bucket = _bucket(settings)
+            bucket = bucket_of(settings)
             self._fellows = self._passing_on(bucket) if settings.fellows else None
             reader = None if self._fellows is None else self._fellows.reader
-            self._versions = _versions(settings, bucket, reader, self._metrics)
+            self._versions = versions_of(settings, bucket, reader, self._metrics)
         except BaseException as error:
             self._endpoint.close()
             self._area.close()
@@ -131,6 +134,7 @@ class Agent:
             make_room=(lambda: False) if reader is None else reader.make_room,
             dtype=None if settings.dtype is None else getattr(torch, settings.dtype),
             cycle=intervals.cycle,
+            hosts=self._hosts,
         )
         self._hints: Hints | None = None
         self._link: MonitorLink | None = None
@@ -250,13 +254,15 @@ class Agent:
             self._looking.close()
             self._health.close()
             self._driving.close()
+            if self._hosts is not None:
+                self._hosts.close()
         return ended
 
     def _passing_on(self, bucket: Bucket | None) -> "_PassingOn":
         """Raises `OSError`: nothing can be listened on, or kept in the memory.
 
         Args:
-            bucket: see `_bucket`.
+            bucket: of `bucket_of`.
         """
         settings = self._settings
         assert settings.rendezvous is not None
@@ -267,7 +273,7 @@ class Agent:
         folder = settings.memory / f"trainsync-fellows-{name}"
         stall, room = self._intervals.stall, self._area.room_beside
         given = folder, link.known, server, self._metrics, stall, room
-        reader: _Reader
+        reader: FellowsReaders
         try:
             if bucket is None:
                 reader = FellowsReader(read_weights, HeldVersions(*given))
@@ -317,30 +323,3 @@ def _feed(settings: AgentSettings) -> VersionFeed:
         return CommitFeed(open_run_store(settings.bucket, limits), settings.run_uid)
     assert settings.directory is not None, "read_settings has seen to it"
     return DirectoryFeed(RunDirectory(settings.directory), settings.run_uid)
-
-
-def _versions(
-    settings: AgentSettings, bucket: Bucket | None, fellows: _Reader | None, metrics: AgentMetrics
-) -> ReadsVersions:
-    required = settings.proof == "required"
-    if bucket is not None and settings.store is not None:
-        assert fellows is None or isinstance(fellows, FellowsObjects)
-        return StoredVersions(bucket, metrics, required=required, fellows=fellows)
-    if bucket is not None:
-        assert fellows is None or isinstance(fellows, FellowsBucketReader)
-        stored = fellows or CountedReads(read_stored_weights, metrics)
-        return BucketVersions(bucket, stored, required=required)
-    assert settings.directory is not None, "read_settings has seen to it"
-    assert fellows is None or isinstance(fellows, FellowsReader)
-    read = fellows or read_weights
-    return CommittedVersions(settings.directory, settings.name, read, required=required)
-
-
-def _bucket(settings: AgentSettings) -> Bucket | None:
-    """Where versions are fetched from; None: from a directory."""
-    timeout = float(settings.timeout)
-    if settings.store is not None:
-        return settings.store.open(timeout)
-    if settings.bucket is not None:
-        return open_run_store(settings.bucket, limits_within(timeout))
-    return None

@@ -4,13 +4,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 
 from trainsync.agent.admission.proving import Admission, RefutedError, UnprovenError
 from trainsync.agent.admission.reading import NoProofError, ReadsVersions
+from trainsync.agent.hosts.leading import OtherHosts
 from trainsync.agent.intervals import DEFAULT_INTERVALS
 from trainsync.agent.metrics import AgentMetrics
 from trainsync.agent.shared_state import SharedState
@@ -29,7 +30,7 @@ from trainsync.weights.errors import (
 )
 from trainsync.weights.proof.record import Proof
 from trainsync.weights.staging.area import StagingArea
-from trainsync.weights.staging.index import StagedReference
+from trainsync.weights.staging.index import StagedReference, read_index
 
 _LOG = logging.getLogger(__name__)
 _MOST_DROPS: Final = 1
@@ -71,6 +72,7 @@ class Follower:
         make_room: gives up memory that staging lacks; whether there was any.
         dtype: that floating-point tensors are staged in; None: their own.
         cycle: seconds between two decisions while nothing changes.
+        hosts: the others of the server's engine; None: it has one.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Follower:
         make_room: Callable[[], bool] = lambda: False,
         dtype: torch.dtype | None = None,
         cycle: float = DEFAULT_INTERVALS.cycle,
+        hosts: OtherHosts | None = None,
     ) -> None:
         self._shared = shared
         self._watch = watch
@@ -99,6 +102,7 @@ class Follower:
         self._make_room = make_room
         self._dtype = dtype
         self._cycle_seconds = cycle
+        self._hosts = hosts
         self._admission = Admission(shared, watch, driver, metrics)
         self._staged: _PendingUpdate | None = None
         self._drops = 0
@@ -117,7 +121,7 @@ class Follower:
     def _bring(self, version: Version) -> None:
         started = time.monotonic()
         try:
-            staged = self._stage(version)
+            staged = self._on_all_hosts(version, self._stage(version))
             if not self._update(version, staged):
                 return
             self._admission.judge(version, staged.proof)
@@ -150,13 +154,15 @@ class Follower:
         if self._staged is not None and self._staged.tag == version.tag:
             return self._staged  # such as for a server that was restarted
         self._staged = None
+        if self._hosts is not None:  # they fetch it meanwhile
+            self._hosts.want(version)
         self._shared.change(lambda state: state.entered(AgentPhase.FETCHING))
         failpoint("agent.fetching")
         fetched = self._source.fetch(version, self._timeout)
         failpoint("agent.fetched")
         self._check_newest(version)
         self._shared.change(lambda state: state.entered(AgentPhase.STAGING))
-        tensors = _in_dtype(fetched.tensors, self._dtype)
+        tensors = in_dtype(fetched.tensors, self._dtype)
         reference = self._lay(version.step, tensors)
         self._metrics.staged(sum(tensor.nbytes for tensor in tensors.values()))
         failpoint("agent.staged")
@@ -171,6 +177,24 @@ class Follower:
             if not self._make_room():
                 raise
             return self._area.stage(step, tensors)
+
+    def _on_all_hosts(self, version: Version, staged: _PendingUpdate) -> _PendingUpdate:
+        """The version with what the engine's other hosts say of it: they may have begun anew.
+
+        Raises:
+            _SupersededError; what `OtherHosts.joined` raises.
+        """
+        if self._hosts is None:
+            return staged
+        reference = self._hosts.joined(
+            version.tag,
+            staged.reference,
+            read_index(self._area.memory, staged.reference).digest,
+            time.monotonic() + self._timeout,
+            self._stop,
+            lambda: self._check_newest(version),
+        )
+        return replace(staged, reference=reference)
 
     def _check_newest(self, version: Version) -> None:
         """See that the version is worth going on with, and the agent does not end.
@@ -224,10 +248,11 @@ class Follower:
         )
 
 
-def _in_dtype(
+def in_dtype(
     tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None
 ) -> Mapping[str, torch.Tensor]:
-    """Floating-point tensors in ``dtype``; those of one byte hold codes, and stay."""
+    """Floating-point tensors in ``dtype``, None: their own; those of one byte hold codes, and
+    stay."""
     if dtype is None:
         return tensors
     return {

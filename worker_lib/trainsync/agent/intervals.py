@@ -19,6 +19,7 @@ class AgentIntervals:
         calm, busy: a report waits so long at the monitor for news; busy while the state changes.
         stall: without a byte from a fellow, after which the next source is taken.
         fellows: between two questions for other agents.
+        host: between two questions to an agent of another host of the engine.
         longest_retry: the longest wait for a monitor that does not answer.
     """
 
@@ -34,6 +35,7 @@ class AgentIntervals:
     longest_retry: float = 10.0
     stall: float = 5.0
     fellows: float = 5.0
+    host: float = 0.2
 
 
 DEFAULT_INTERVALS = AgentIntervals()

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final, Literal, NoReturn, TypeVar, get_args
+from typing import Final, Literal, NoReturn, get_args
 from urllib.parse import urlsplit
 
+from trainsync.agent import checks
+from trainsync.agent.checks import AgentSettingsError
 from trainsync.api import env
 from trainsync.api.spec import LogLevel, Sync
 from trainsync.engines.servers.base import PauseMode
@@ -33,12 +35,6 @@ ProofPolicy = Literal["if-present", "required"]
 """Of a version that was saved without a proof: its server is ready, or it is not loaded."""
 
 _LOG = logging.getLogger(__name__)
-
-ChoiceT = TypeVar("ChoiceT", bound=str)
-
-
-class AgentSettingsError(Exception):
-    """An option or variable is not what it must be; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +58,15 @@ class AgentSettings:
     """See the options of `parser`; times in seconds, staleness in steps.
 
     Attributes:
+        server: the server; of an agent that ``stages_only``, the agent that leads.
         directory: of the run; None: versions come from ``bucket`` or ``store``.
         bucket: URL of the run's bucket, whose commits are followed.
         store: of sync method store.
         name: of this agent, in its leases.
         rendezvous: None: without a monitor.
         fellows: whether versions are taken from other agents, and given to them.
+        other_hosts: of the server's engine: URLs of their agents, in the order of their ranks.
+        stages_only: whether this is the agent of another host of an engine.
     """
 
     server: str
@@ -90,6 +89,8 @@ class AgentSettings:
     fellows: bool = False
     store: SyncStore | None = None
     bucket: str | None = None
+    other_hosts: tuple[str, ...] = ()
+    stages_only: bool = False
 
     @property
     def place(self) -> str:
@@ -125,6 +126,20 @@ def parser(
         description="Makes one inference server follow a run's committed weights.",
     )
     add("--server", [env.AGENT_SERVER], None, "the server, such as http://127.0.0.1:8000")
+    made.add_argument(
+        "--other-hosts",
+        default=environ.get(env.AGENT_OTHER_HOSTS) or "",
+        help="of vLLM's engine on several hosts: URLs of the agents on those with --node-rank 1, "
+        f"2 and so on, with commas between them; or {env.AGENT_OTHER_HOSTS}",
+    )
+    add(
+        "--leader",
+        [env.AGENT_LEADER],
+        None,
+        "on such a host, in place of --server: the agent "
+        "beside the server, such as http://10.0.0.1:8090; only where versions come from, --dtype, "
+        "--timeout, --memory, --host and --port count then",
+    )
     add("--engine", [env.AGENT_ENGINE], "vllm", f"{', '.join(get_args(EngineKind))}: of the server")
     made.add_argument(
         "--directory",
@@ -221,40 +236,71 @@ def read_settings(
     if wrong and env.MONITOR_URL not in environ:  # a newer operator may set more than is known here
         raise AgentSettingsError("; ".join(wrong))
     given = parser(environ, _Parser).parse_args(arguments)
-    if not given.server:
-        raise AgentSettingsError(f"--server (or {env.AGENT_SERVER}) is not given")
+    server = _served(given)
     directory, bucket, store = _place(given, environ)
     memory = Path(given.memory).absolute()
     if not memory.is_dir():
         raise AgentSettingsError(f"--memory is {memory}, which is no directory")
-    engine: EngineKind = _choice("--engine", given.engine, get_args(EngineKind))
+    engine: EngineKind = checks.choice("--engine", given.engine, get_args(EngineKind))
     return AgentSettings(
-        server=_url("--server", given.server),
+        server=server,
         engine=engine,
         directory=directory,
         run_uid=given.run_uid or None,
-        max_staleness=_number("--max-staleness", given.max_staleness, 0),
-        serve_before_first=_choice(
+        max_staleness=checks.number("--max-staleness", given.max_staleness, 0),
+        serve_before_first=checks.choice(
             env.AGENT_SERVE_BEFORE_FIRST_VERSION,
             given.serve_before_first_version,
             ("true", "false"),
         )
         == "true",
-        blind_seconds=_number("--blind-seconds", given.blind_seconds, 1),
-        pause=_choice("--pause", given.pause, PAUSES[engine]),
-        timeout=_number("--timeout", given.timeout, 1),
-        proof=_choice("--proof", given.proof, get_args(ProofPolicy)),
-        dtype=None if given.dtype is None else _choice("--dtype", given.dtype, DTYPES),
+        blind_seconds=checks.number("--blind-seconds", given.blind_seconds, 1),
+        pause=checks.choice("--pause", given.pause, PAUSES[engine]),
+        timeout=checks.number("--timeout", given.timeout, 1),
+        proof=checks.choice("--proof", given.proof, get_args(ProofPolicy)),
+        dtype=None if given.dtype is None else checks.choice("--dtype", given.dtype, DTYPES),
         memory=memory,
-        host=_address(given.host),
-        port=_number("--port", given.port, 0, _LAST_PORT),
-        log_level=LogLevel(_choice("--log-level", given.log_level, [*LogLevel])),
+        host=checks.address(given.host),
+        port=checks.number("--port", given.port, 0, _LAST_PORT),
+        log_level=LogLevel(checks.choice("--log-level", given.log_level, [*LogLevel])),
         name=f"agent-{environ.get(env.POD_NAME) or socket.gethostname()}",
         rendezvous=_rendezvous(given),
         fellows=_fellows(given),
         store=store,
         bucket=bucket,
+        other_hosts=_other_hosts(given),
+        stages_only=bool(given.leader),
     )
+
+
+def _served(given: argparse.Namespace) -> str:
+    """URL of the server, or of the agent that leads."""
+    if given.leader and given.server:
+        raise AgentSettingsError(
+            "--server and --leader are both given: the agent that leads has the server"
+        )
+    if given.leader:
+        if given.monitor or given.fellows == "true":
+            raise AgentSettingsError(
+                "--monitor and --fellows are of the agent that leads, not beside --leader"
+            )
+        return checks.url("--leader", given.leader)
+    if not given.server:
+        raise AgentSettingsError(f"--server (or {env.AGENT_SERVER}) is not given")
+    return checks.url("--server", given.server)
+
+
+def _other_hosts(given: argparse.Namespace) -> tuple[str, ...]:
+    if not given.other_hosts:
+        return ()
+    if given.leader:
+        raise AgentSettingsError("--other-hosts is of the agent that leads, not beside --leader")
+    if given.engine != "vllm":
+        raise AgentSettingsError(
+            f"--other-hosts is given, expected --engine vllm: {given.engine} on several hosts is "
+            "not supported"
+        )
+    return tuple(checks.url("--other-hosts", url) for url in given.other_hosts.split(","))
 
 
 def _place(
@@ -295,7 +341,7 @@ def _parsed(name: str, url: str) -> str:
 
 def _store(name: str, url: str, given: argparse.Namespace) -> SyncStore:
     place = _parsed(name, url)
-    allow_http = _choice(env.SYNC_STORE_ALLOW_HTTP, given.store_allow_http, ("true", "false"))
+    allow_http = checks.choice(env.SYNC_STORE_ALLOW_HTTP, given.store_allow_http, ("true", "false"))
     return SyncStore(
         place, given.store_endpoint or None, given.store_region or None, allow_http == "true"
     )
@@ -318,23 +364,23 @@ def _rendezvous(given: argparse.Namespace) -> Rendezvous | None:
             f"--servers is {given.servers!r}, expected a name such as rollouts"
         )
     return Rendezvous(
-        monitor=_url("--monitor", given.monitor),
+        monitor=checks.url("--monitor", given.monitor),
         token_file=Path(given.token_file),
         servers=given.servers,
-        endpoint=_url("--endpoint", given.endpoint) if given.endpoint else _endpoint(given),
+        endpoint=checks.url("--endpoint", given.endpoint) if given.endpoint else _endpoint(given),
     )
 
 
 def _fellows(given: argparse.Namespace) -> bool:
-    if _choice(env.AGENT_FELLOWS, given.fellows, ("true", "false")) == "false":
+    if checks.choice(env.AGENT_FELLOWS, given.fellows, ("true", "false")) == "false":
         return False
     if not given.monitor:
         raise AgentSettingsError("--fellows needs --monitor, which tells agents of one another")
-    if ip_address(_address(given.host)).is_unspecified:
+    if ip_address(checks.address(given.host)).is_unspecified:
         raise AgentSettingsError(
             f"--host is {given.host}, expected an address at which fellows reach this agent"
         )
-    if ip_address(_address(given.host)).is_loopback:
+    if ip_address(checks.address(given.host)).is_loopback:
         _LOG.warning(
             "--host is %s: agents on other hosts cannot reach this agent, which takes versions from"
             " them and gives none",
@@ -345,45 +391,12 @@ def _fellows(given: argparse.Namespace) -> bool:
 
 def _endpoint(given: argparse.Namespace) -> str | None:
     """The server's URL for clients, as far as it follows from the agent's own address."""
-    host, server = ip_address(_address(given.host)), urlsplit(_url("--server", given.server))
+    host, server = (
+        ip_address(checks.address(given.host)),
+        urlsplit(checks.url("--server", given.server)),
+    )
     if host.is_loopback or host.is_unspecified:
         return None
     shown = f"[{host}]" if host.version == 6 else str(host)
     port = "" if server.port is None else f":{server.port}"
     return f"{server.scheme}://{shown}{port}"
-
-
-def _url(option: str, text: str) -> str:
-    try:
-        parts = urlsplit(text)
-        wrong = parts.scheme not in ("http", "https") or not parts.hostname
-        wrong = wrong or parts.port == 0 or parts.path not in ("", "/") or bool(parts.query)
-    except ValueError:  # of a port that is no number
-        wrong = True
-    if wrong:
-        raise AgentSettingsError(f"{option} is {text!r}, expected such as http://127.0.0.1:8000")
-    return text.rstrip("/")
-
-
-def _address(text: str) -> str:
-    try:
-        return str(ip_address(text))
-    except ValueError:
-        raise AgentSettingsError(f"--host is {text!r}, expected an IP address") from None
-
-
-def _number(option: str, given: object, least: int, most: int | None = None) -> int:
-    text = str(given)
-    if not (text.isascii() and text.isdecimal()) or not least <= int(text) <= (most or int(text)):
-        upper = "" if most is None else f" and at most {most}"
-        raise AgentSettingsError(
-            f"{option} is {text!r}, expected a whole number of at least {least}{upper}"
-        )
-    return int(text)
-
-
-def _choice(option: str, given: str, known: Sequence[ChoiceT]) -> ChoiceT:
-    for value in known:
-        if value == given:
-            return value
-    raise AgentSettingsError(f"{option} is {given!r}, expected one of {', '.join(map(str, known))}")

@@ -119,6 +119,16 @@ def test_an_index_of_another_version_is_refused(area: StagingArea, tmp_path: Pat
         StagedReader(tmp_path).open(reference)
 
 
+def test_a_reference_says_what_each_host_of_an_engine_has() -> None:
+    one = StagedReference("one/1.json", "sha256:1")
+    other = StagedReference("other/7.json", "sha256:2")
+    both = replace(one, hosts=(other,))
+    assert [both.on_host(rank) for rank in (0, 1, 2)] == [one, other, None]
+    assert StagedReference.told(json.loads(json.dumps(both.as_dict()))) == both
+    assert StagedReference.told(one.as_dict()) == one
+    assert "hosts" not in one.as_dict(), "an engine of an older release knows of none"
+
+
 def _torn(data: bytes) -> bytes:
     return data[: len(data) // 2]
 

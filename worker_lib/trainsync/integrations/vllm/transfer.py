@@ -6,7 +6,7 @@ loading: fused, tied, sharded and quantised weights are its business.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +43,7 @@ class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
     index: str = ""
     digest: str = ""
+    hosts: list[dict[str, str]] = field(default_factory=list)
 
 
 @dataclass
@@ -51,6 +52,7 @@ class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 
     index: str
     digest: str
+    hosts: list[dict[str, str]] = field(default_factory=list)
 
 
 class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]
@@ -77,7 +79,7 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         """
         self._staged = None
         if init_info.index or init_info.digest:
-            reference = StagedReference(init_info.index, init_info.digest)
+            reference = _reference(init_info)
             self._staged = reference, self._open(reference)
 
     def start_weight_update(self) -> None:
@@ -94,7 +96,7 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
                 loading failed half-way, and the model must not be used before another version is
                 loaded. The message says which.
         """
-        reference = StagedReference(update_info.index, update_info.digest)
+        reference = _reference(update_info)
         prepared, self._staged = self._staged, None
         if prepared is None or prepared[0] != reference:
             raise EngineUpdateError(
@@ -154,8 +156,15 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         _LOG.info("%d of %d parameters are as in %s", len(looked.right), looked.count, name)
 
     def _open(self, reference: StagedReference) -> StagedVersion:
+        rank = self.parallel_config.node_rank
+        here = reference.on_host(rank)
         try:
-            staged = self._reader.open(reference)
+            if here is None:
+                raise SchemaMismatchError(
+                    f"{reference.index} is staged on {1 + len(reference.hosts)} hosts, and this "
+                    f"one has rank {rank}: name its agent in --other-hosts"
+                )
+            staged = self._reader.open(here)
             if self._takes is not None:
                 wrong = misfit(
                     self._takes,
@@ -187,6 +196,10 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
             if missing:
                 names = ", ".join(missing[:_MOST_NAMES])
                 raise SchemaMismatchError(f"{len(missing)} weights were not loaded: {names}")
+
+
+def _reference(info: InitInfo | UpdateInfo) -> StagedReference:
+    return StagedReference.told({"index": info.index, "digest": info.digest, "hosts": info.hosts})
 
 
 def _takes(model_config: Any) -> list[TensorMeta] | None:

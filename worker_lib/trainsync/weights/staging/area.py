@@ -33,12 +33,15 @@ class StagingArea:
         memory: the memory file system; servers must see it under `TRAINSYNC_STAGING_MEMORY`, and
             run as the same user.
 
+    Attributes:
+        memory: that file system.
+
     Raises:
         SharedMemoryError: it cannot be written to.
     """
 
     def __init__(self, memory: Path = SHARED_MEMORY) -> None:
-        self._memory = memory
+        self.memory = memory
         self._store = SegmentStore(memory, 0)
         self._indexes: list[Path] = []
         self._staged_bytes: int | None = None
@@ -84,7 +87,7 @@ class StagingArea:
         self._staged_bytes = schema.total
         rows = tuple((t.name, t.dtype, t.itemsize, t.shape) for t in schema.tensors)
         data = encode_index(StagedIndex(version, share, schema.total, found, rows))
-        path = self._memory / index_name(share)
+        path = self.memory / index_name(share)
         self._indexes = [*(old for old in self._indexes if old.exists()), path]
         try:
             atomic.write_bytes(path, data, durably=False)

@@ -1,9 +1,9 @@
 """The index of a staged version, and the reference by which a server is told of the version."""
 
 import re
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -59,14 +59,30 @@ class StagedReference:
     Attributes:
         index: name of the index's file below the memory file system, ``<folder>/<number>.json``.
         digest: ``sha256:<hex>`` of that file.
+        hosts: of an engine on several hosts, how each other one is told: in the order of their
+            ranks, from 1 on. Each has a memory file system of its own.
     """
 
     index: str
     digest: str
+    hosts: tuple["StagedReference", ...] = ()
 
-    def as_dict(self) -> dict[str, str]:
+    def as_dict(self) -> dict[str, Any]:
         """For a request's body."""
-        return asdict(self)
+        told: dict[str, Any] = {"index": self.index, "digest": self.digest}
+        return {**told, "hosts": [host.as_dict() for host in self.hosts]} if self.hosts else told
+
+    @staticmethod
+    def told(body: Mapping[str, Any]) -> "StagedReference":
+        """Of `as_dict`."""
+        hosts = tuple(StagedReference.told(host) for host in body.get("hosts", ()))
+        return StagedReference(body["index"], body["digest"], hosts)
+
+    def on_host(self, rank: int) -> "StagedReference | None":
+        """The reference for the host of that rank; None: nothing is staged there."""
+        if rank == 0:
+            return StagedReference(self.index, self.digest)
+        return self.hosts[rank - 1] if rank <= len(self.hosts) else None
 
 
 def encode_index(index: StagedIndex) -> bytes:

@@ -1,0 +1,58 @@
+"""Where an agent's versions are read, by its settings."""
+
+from trainsync.agent.admission.committed import BucketVersions, CountedReads
+from trainsync.agent.admission.reading import CommittedVersions, ReadsVersions
+from trainsync.agent.admission.stored import StoredVersions
+from trainsync.agent.fellows.objects import FellowsObjects
+from trainsync.agent.fellows.reader import FellowsBucketReader, FellowsReader
+from trainsync.agent.metrics import AgentMetrics
+from trainsync.agent.settings import AgentSettings
+from trainsync.runtime.relays.committed_weights import read_stored_weights, read_weights
+from trainsync.runtime.sync_store import limits_within
+from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.of_run import open_run_store
+
+FellowsReaders = FellowsReader | FellowsBucketReader | FellowsObjects
+"""Of a directory, of a bucket, of a store."""
+
+
+def versions_of(
+    settings: AgentSettings,
+    bucket: Bucket | None,
+    fellows: FellowsReaders | None,
+    metrics: AgentMetrics,
+) -> ReadsVersions:
+    """Where an agent reads versions; without fellows from where they were saved.
+
+    Args:
+        bucket: of `bucket_of`.
+
+    Raises:
+        DeltaError: versions of a store need numba, which is not there.
+    """
+    required = settings.proof == "required"
+    if bucket is not None and settings.store is not None:
+        assert fellows is None or isinstance(fellows, FellowsObjects)
+        return StoredVersions(bucket, metrics, required=required, fellows=fellows)
+    if bucket is not None:
+        assert fellows is None or isinstance(fellows, FellowsBucketReader)
+        stored = fellows or CountedReads(read_stored_weights, metrics)
+        return BucketVersions(bucket, stored, required=required)
+    assert settings.directory is not None, "read_settings has seen to it"
+    assert fellows is None or isinstance(fellows, FellowsReader)
+    read = fellows or read_weights
+    return CommittedVersions(settings.directory, settings.name, read, required=required)
+
+
+def bucket_of(settings: AgentSettings) -> Bucket | None:
+    """Where versions are fetched from; None: from a directory.
+
+    Raises:
+        SettingsError: the store cannot be opened.
+    """
+    timeout = float(settings.timeout)
+    if settings.store is not None:
+        return settings.store.open(timeout)
+    if settings.bucket is not None:
+        return open_run_store(settings.bucket, limits_within(timeout))
+    return None

@@ -1,0 +1,52 @@
+"""Checks of an agent's options, each with one sentence on what is wrong."""
+
+from collections.abc import Sequence
+from ipaddress import ip_address
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+ChoiceT = TypeVar("ChoiceT", bound=str)
+
+
+class AgentSettingsError(Exception):
+    """An option or variable is not what it must be; the message names it."""
+
+
+def url(option: str, text: str) -> str:
+    """An http URL without a path, without its last slash."""
+    try:
+        parts = urlsplit(text)
+        wrong = parts.scheme not in ("http", "https") or not parts.hostname
+        wrong = wrong or parts.port == 0 or parts.path not in ("", "/") or bool(parts.query)
+    except ValueError:  # of a port that is no number
+        wrong = True
+    if wrong:
+        raise AgentSettingsError(f"{option} is {text!r}, expected such as http://127.0.0.1:8000")
+    return text.rstrip("/")
+
+
+def address(text: str) -> str:
+    """An IP address."""
+    try:
+        return str(ip_address(text))
+    except ValueError:
+        raise AgentSettingsError(f"--host is {text!r}, expected an IP address") from None
+
+
+def number(option: str, given: object, least: int, most: int | None = None) -> int:
+    """A whole number of at least ``least``."""
+    text = str(given)
+    if not (text.isascii() and text.isdecimal()) or not least <= int(text) <= (most or int(text)):
+        upper = "" if most is None else f" and at most {most}"
+        raise AgentSettingsError(
+            f"{option} is {text!r}, expected a whole number of at least {least}{upper}"
+        )
+    return int(text)
+
+
+def choice(option: str, given: str, known: Sequence[ChoiceT]) -> ChoiceT:
+    """One of ``known``."""
+    for value in known:
+        if value == given:
+            return value
+    raise AgentSettingsError(f"{option} is {given!r}, expected one of {', '.join(map(str, known))}")
