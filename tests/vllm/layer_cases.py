@@ -3,12 +3,16 @@
 Prints ``CASE NAME`` for each case that went well.
 """
 
+import tempfile
 import traceback
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from trainsync.integrations.vllm.layer_check import LayerCheck, Looked
+from trainsync.integrations.vllm.transfer import TrainsyncEngine
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
@@ -209,6 +213,16 @@ def tied_head_that_is_staged_too() -> None:
     assert _is_accepted(check.look(state, "1"))
 
 
+def checkpoint_that_was_cut_short() -> None:
+    """The worker starts all the same: vLLM may need none of its weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.safetensors"
+        save_file({"norm.weight": torch.arange(4.0)}, file)
+        file.write_bytes(file.read_bytes()[:-1])
+        engine: Any = SimpleNamespace(model_config=SimpleNamespace(model=folder))
+        TrainsyncEngine._look_at_checkpoint(engine)
+
+
 CASES = (
     bias_of_zeros_in_an_order_of_the_models_own,
     vector_cut_for_the_second_worker,
@@ -222,6 +236,7 @@ CASES = (
     experts_of_the_second_worker_in_padded_tensors,
     quantised_experts,
     tied_head_that_is_staged_too,
+    checkpoint_that_was_cut_short,
 )
 
 if __name__ == "__main__":
