@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -41,6 +42,21 @@ def test_layers_show_every_fault_behind_the_staged_weights_and_no_clean_update(
             assert bool(wrong) is not corruption.staged, (corruption.name, wrong)
     finally:
         layers.close()
+
+
+def test_layers_are_refused_only_where_the_layout_is_known(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("layer_cases.py")
+    done = subprocess.run(
+        [vllm_environment() / "bin/python", script],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    counts = re.findall(r"^CASES (\d+)$", done.stdout, re.MULTILINE)
+    assert counts, done.stderr[-4000:]
+    assert done.stdout.count("CASE ") == int(counts[0]), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("kind", ["dense", "experts"])

@@ -12,6 +12,7 @@ from trainsync.weights.proof.products import (
     make_probes,
     same_bytes,
     sampled_rows,
+    tells_layout,
 )
 
 
@@ -64,8 +65,8 @@ def test_each_column_is_in_one_probe_as_one_or_minus_one() -> None:
 
 
 def test_rows_are_in_order_and_others_with_another_seed() -> None:
-    assert sampled_rows(5, random.Random(0)).tolist() == [0, 1, 2, 3, 4]
-    one, other = (sampled_rows(10_000, random.Random(seed)) for seed in (0, 1))
+    assert sampled_rows(5, random.Random(0), 5).tolist() == [0, 1, 2, 3, 4]
+    one, other = (sampled_rows(10_000, random.Random(seed), 64) for seed in (0, 1))
     assert len(one) == 64
     assert torch.equal(one, one.sort().values)
     assert not torch.equal(one, other)
@@ -77,6 +78,13 @@ def test_a_layer_of_nan_is_never_right() -> None:
     probes = make_probes(8, torch.bfloat16, random.Random(0))
     said = torch.full((PROBES, 8), torch.nan, dtype=torch.bfloat16)
     assert further_off(said, weights, probes) == said.numel()
+
+
+def test_rows_of_one_number_tell_no_layout() -> None:
+    assert not tells_layout(torch.zeros(4, 4))
+    assert not tells_layout(torch.ones(1))
+    assert tells_layout(torch.tensor([1.0, 1.0, 1.0, 2.0]))
+    assert tells_layout(torch.tensor([[0.0, 1.0], [0.0, 1.0]]))
 
 
 def test_bytes_are_compared_not_numbers() -> None:

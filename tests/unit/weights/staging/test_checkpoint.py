@@ -7,7 +7,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from trainsync.weights.buckets.layout import TensorMeta
-from trainsync.weights.staging.checkpoint import TIED_HEAD, checkpoint_tensors, misfit
+from trainsync.weights.staging.checkpoint import (
+    TIED_HEAD,
+    checkpoint_tensors,
+    misfit,
+    open_checkpoint,
+)
 from trainsync.weights.transports.base import meta_of
 
 _STATE = {
@@ -91,3 +96,21 @@ def test_floats_may_come_in_the_dtype_of_the_model_and_no_other() -> None:
 )
 def test_other_weights_are_refused(offered: list[TensorMeta], message: str) -> None:
     assert message in str(misfit(_TAKES, offered, "bfloat16", tied=False))
+
+
+def test_an_open_checkpoint_has_the_tensors_of_all_its_files(tmp_path: Path) -> None:
+    save_file({"a": torch.arange(4.0)}, tmp_path / "1.safetensors")
+    save_file({"b": torch.ones(2, 2)}, tmp_path / "2.safetensors")
+    with open_checkpoint(tmp_path) as tensors:
+        assert set(tensors) == {"a", "b"}
+        assert len(tensors) == 2
+        assert torch.equal(tensors["a"], torch.arange(4.0))
+        assert tensors.get("c") is None
+
+
+def test_a_checkpoint_that_was_cut_short_is_not_opened(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"a": torch.arange(4.0)}, file)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="is no file of safetensors"), open_checkpoint(tmp_path):
+        pass

@@ -1,7 +1,7 @@
 """Rows of the experts of a mixture as a worker of vLLM has them, beside those of a checkpoint."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -9,8 +9,11 @@ import torch
 from vllm._custom_ops import cpu_prepack_moe_weight
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
 
-from trainsync.weights.proof.products import same_bytes, sampled_rows
+from trainsync.weights.proof.products import same_bytes, sampled_rows, tells_layout
 
 _NAMES: Final = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 """Of an expert's tensors in a checkpoint: two that are fused by rows, and one."""
@@ -21,70 +24,89 @@ _DIGITS: Final = 4
 
 def right_experts(
     name: str, layer: RoutedExperts, tensors: Mapping[str, torch.Tensor], rng: random.Random
-) -> set[str]:
+) -> dict[str, bool]:
     """The parameters of a layer of experts that have the weights of a checkpoint.
+
+    Each with whether its rows are of more than one number.
 
     Args:
         name: of the layer, such as ``model.layers.0.mlp.experts.routed_experts``.
     """
-    right: set[str] = set()
+    right: dict[str, bool] = {}
+    if not isinstance(layer.quant_method, UnquantizedFusedMoEMethod):
+        return right
     if layer.expert_map is not None:  # this worker has some of the experts, under other numbers
         return right
     parent = name.rpartition(".")[0]
     experts = range(layer.w13_weight.shape[0])
     most = max(1, _ROWS // len(experts))
     expected = [_expected(f"{parent}.{number}", layer, tensors) for number in experts]
-    for parameter, part in (("w13_weight", 0), ("w2_weight", 1)):
+    found = [tensors for tensors in expected if tensors is not None]
+    if len(found) < len(experts):
+        return right
+    gates, ups, downs = zip(*found, strict=True)
+    for parameter, parts in (("w13_weight", (gates, ups)), ("w2_weight", (downs,))):
         value: torch.Tensor = getattr(layer, parameter)
         order = _order_of_kept(layer, value)
-        if all(
-            found is not None and _is_right(value[number], found[part], order, most, rng)
-            for number, found in zip(experts, expected, strict=True)
-        ):
-            right.add(f"{name}.{parameter}")
+        height = value.shape[1] // len(parts)
+        compared = [
+            _compare(value, part, number * height, height, order, most, rng)
+            for number, part in enumerate(parts)
+        ]
+        if None not in compared:
+            right[f"{name}.{parameter}"] = all(compared)
     return right
 
 
 def _expected(
     prefix: str, layer: Any, tensors: Mapping[str, torch.Tensor]
-) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]] | None:
-    """((gate, up), (down,)): [rows, columns] of this tensor parallel rank."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """Gate, up and down: [rows, columns] of this tensor parallel rank. None: they are not there."""
     for names in _NAMES:
         gate, up, down = (tensors.get(f"{prefix}.{name}.weight") for name in names)
         if gate is not None and up is not None and down is not None:
             size, rank = layer.moe_config.tp_size, layer.moe_config.tp_rank
-            rows = (gate.chunk(size)[rank], up.chunk(size)[rank])
-            return rows, (down.chunk(size, dim=1)[rank],)
+            if gate.dim() != 2 or gate.shape[0] % size or down.shape != gate.T.shape:
+                return None
+            return gate.chunk(size)[rank], up.chunk(size)[rank], down.chunk(size, dim=1)[rank]
     return None
 
 
-def _is_right(
-    kept: torch.Tensor,
-    expected: tuple[torch.Tensor, ...],
+def _compare(
+    value: torch.Tensor,
+    experts: Sequence[torch.Tensor],
+    begin: int,
+    height: int,
     order: torch.Tensor | None,
     most: int,
     rng: random.Random,
-) -> bool:
-    """Whether rows of an expert are as expected.
+) -> bool | None:
+    """Compare rows of every expert at once: from a GPU each copy makes the host wait.
 
     Args:
-        kept: [rows, columns] of the layer; kernels pad each of the expected tensors.
+        value: [experts, rows, columns] of the layer; kernels pad each of the expected tensors.
+        experts: for each, the rows that it should have from ``begin`` on, at most ``height``.
         order: of `_order_of_kept`.
+
+    Returns:
+        None if they differ; else whether the rows are of more than one number.
     """
-    height = kept.shape[0] // len(expected)
-    for part, tensor in enumerate(expected):
-        if tensor.shape[0] > height or tensor.shape[1] > kept.shape[1]:
-            return False
-        places = sampled_rows(tensor.shape[0], rng, most)
-        rows = places + part * height
-        if order is None:
-            found = kept[rows.to(kept.device), : tensor.shape[1]].cpu()
-        else:
-            at = order.view(kept.shape)[rows, : tensor.shape[1]].long()
-            found = kept.reshape(-1)[at]
-        if not same_bytes(found, tensor[places].to(found.dtype)):
-            return False
-    return True
+    count, columns = experts[0].shape
+    if count > height or columns > value.shape[2]:
+        return None
+    if any(tensor.shape != experts[0].shape for tensor in experts):
+        return None
+    places = [sampled_rows(count, rng, most) for _ in experts]
+    rows = [tensor[at] for tensor, at in zip(experts, places, strict=True)]
+    staged = torch.cat(rows).to(value.dtype)
+    numbers = torch.arange(len(experts)).repeat_interleave(len(places[0]))
+    at = torch.cat(places) + begin
+    if order is None:
+        found = value[numbers.to(value.device), at.to(value.device)][:, :columns].cpu()
+    else:
+        packed = order.view(value.shape[1:])[at, :columns].long()
+        found = value.flatten(1)[numbers[:, None], packed]
+    return tells_layout(staged) if same_bytes(found, staged) else None
 
 
 def _order_of_kept(layer: Any, value: torch.Tensor) -> torch.Tensor | None:
@@ -108,8 +130,8 @@ def _packed_order(shape: tuple[int, int], dtype: torch.dtype, isa: str) -> torch
         part = places // _DIGIT**digit % _DIGIT
         packed = cpu_prepack_moe_weight(part.to(dtype).view(1, *shape), isa)
         found += packed.reshape(-1).long() * _DIGIT**digit
-    if not torch.equal(found.sort().values, places):
+    if found.min() < 0 or found.max() >= len(places):
         return None
-    order = torch.empty(len(places), dtype=torch.int32)
+    order = torch.full((len(places),), -1, dtype=torch.int32)
     order[found] = places.int()
-    return order
+    return order if order.min() >= 0 else None

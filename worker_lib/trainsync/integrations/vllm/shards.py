@@ -4,6 +4,7 @@ Only of layers whose layout vLLM's own loaders define for every model: a model m
 out in another way, so that what this module says is to be tried before it is relied on.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,9 +72,9 @@ def _fused(
     sizes = [size // layer.tp_size for size in layer.output_sizes]
     ranks = [layer.tp_rank] * len(sizes)
     if isinstance(layer, QKVParallelLinear):
-        ranks[1:] = [layer.tp_rank // layer.num_kv_head_replicas] * 2
+        ranks = [layer.tp_rank] + [layer.tp_rank // layer.num_kv_head_replicas] * 2
     names = fused.get(last, ())
-    if len(names) != len(sizes):
+    if not len(names) == len(sizes) == len(ranks):  # some models fuse more than queries and keys
         return ()
     return tuple(
         Shard(f"{parent}.{part}.{parameter}", _range(size, rank))
@@ -88,6 +89,15 @@ def _range(size: int, rank: int) -> range:
 def count_rows(shards: Sequence[Shard]) -> int:
     """Rows of a layer."""
     return sum(len(shard.rows) for shard in shards)
+
+
+def row_width(shards: Sequence[Shard], tensors: Mapping[str, torch.Tensor]) -> int | None:
+    """How many numbers a row of a layer has; None if the tensors do not say it."""
+    tensor = tensors.get(shards[0].name)
+    if tensor is None or tensor.dim() == 0:
+        return None
+    columns = shards[0].columns
+    return math.prod(tensor.shape[1:]) if columns is None else len(columns)
 
 
 def take_rows(

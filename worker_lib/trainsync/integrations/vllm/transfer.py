@@ -129,9 +129,13 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
     def _look_at_checkpoint(self) -> None:
         """Learn the layout of layers from the weights that vLLM itself has loaded."""
         folder = Path(self.model_config.model)
-        if folder.is_dir():
+        if not folder.is_dir():
+            return
+        try:
             with open_checkpoint(folder) as tensors:
                 self._look(tensors, str(folder))
+        except (OSError, ValueError) as error:  # vLLM may need none, as with dummy weights
+            _LOG.warning("layers are compared from the first version on: %s", error)
 
     def _look(self, tensors: Mapping[str, torch.Tensor], name: str) -> None:
         """Compare the layers with the tensors that were loaded into them.

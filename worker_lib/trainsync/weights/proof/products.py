@@ -12,14 +12,21 @@ from typing import Final
 import torch
 
 PROBES: Final = 16
-_ROWS: Final = 64  # of a layer that are looked at: others with each version
 _ACCUMULATED: Final = 2.0**-24  # unit roundoff of float32, in which kernels sum
 _SIGMAS: Final = 2.0
 
 
-def sampled_rows(count: int, rng: random.Random, most: int = _ROWS) -> torch.Tensor:
+def sampled_rows(count: int, rng: random.Random, most: int) -> torch.Tensor:
     """Indices of the rows of a layer to look at, in order: int64, at most ``most`` of ``count``."""
-    return torch.tensor(sorted(rng.sample(range(count), min(count, most))), dtype=torch.int64)
+    if count <= most:
+        return torch.arange(count)
+    return torch.tensor(sorted(rng.sample(range(count), most)), dtype=torch.int64)
+
+
+def tells_layout(rows: torch.Tensor) -> bool:
+    """Whether rows have more than one number: in any order, and sliced anyhow, others are equal."""
+    numbers = rows.reshape(-1)
+    return bool((numbers[1:] != numbers[:-1]).any())
 
 
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from trainsync.weights.buckets.layout import TensorMeta, differences
 
@@ -55,7 +55,10 @@ def open_checkpoint(folder: Path) -> Iterator[Mapping[str, torch.Tensor]]:
     with ExitStack() as stack:
         files: dict[str, Any] = {}
         for file in _files(folder):
-            opened = stack.enter_context(safe_open(file, "pt"))
+            try:
+                opened = stack.enter_context(safe_open(file, "pt"))
+            except SafetensorError as error:
+                raise ValueError(f"{file} is no file of safetensors: {error}") from error
             files |= dict.fromkeys(opened.keys(), opened)
         yield _OpenCheckpoint(files)
 
