@@ -12,7 +12,6 @@ whose bytes go into newly allocated memory, with the xxh3-128 of each MiB, as an
 server takes its part of the same cores.
 """
 
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -23,33 +22,20 @@ from typing import Any, Final
 import numpy as np
 import xxhash
 
-from devcluster.shell import Progress
-from devcluster.tools import ensure_store_servers
-from tests.bench.checkpoint.checkpoint_state import scratch
 from tests.bench.harness import Figure, spread
-from tests.store.servers.server import ACCESS, REGION, SECRET, serving
+from tests.bench.store_server import BUCKET, bucket
 
 ROUNDS: Final = 7
 LAYERS: Final = 40  # of 4 MiB, with moments 12 MiB
 STEP: Final = 1
-BUCKET: Final = "bench"
 PREFIX: Final = "runs/a"
 _BLOCK: Final = 1 << 20
 
 
 def run() -> list[Figure]:
     """`store_load_vs_raw`."""
-    program = ensure_store_servers(Progress()).path("versitygw")
-    with scratch(in_memory=True) as directory, serving(program, directory / "data") as server:
-        server.bucket(BUCKET)
-        os.environ |= {
-            "AWS_ENDPOINT_URL": server.endpoint,
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_REGION": REGION,
-            "AWS_ACCESS_KEY_ID": ACCESS,
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-        }
-        return [_measure(f"s3://{BUCKET}/{PREFIX}")]
+    with bucket() as url:
+        return [_measure(f"{url}/{PREFIX}")]
 
 
 def _measure(url: str) -> Figure:

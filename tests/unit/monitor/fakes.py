@@ -160,6 +160,7 @@ class RunningMonitor:
         page_ages: MaxAges = AGES,
         bucket: Bucket | None = None,
         sync_method: SyncMethod = SyncMethod.CHECKPOINT,
+        verify: Verify = Verify.DIGEST,
     ) -> None:
         # It is closed with this object: in a test the next one is there by then.
         self._reservation = reserved_port(port)
@@ -169,7 +170,7 @@ class RunningMonitor:
             run_uid=UID,
             directory=directory,
             max_to_keep=None,
-            verify=Verify.DIGEST,
+            verify=verify,
             lag_allowed=1,
             log_level=LogLevel.INFO,
             identity="monitor-pod",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trainsync.storage.objects import transfer
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import StoreUnavailableError
 from trainsync.storage.objects.live.upload import Upload
@@ -31,6 +32,21 @@ def test_what_was_written_is_there_after_finish(size: int) -> None:
         upload.write(data[start : start + (3 << 20)])
     upload.finish()
     assert b"".join(bucket.blocks("key", size)) == data
+
+
+def test_parts_are_handed_over_as_they_are_and_never_written_again() -> None:
+    bucket, seen = small_parts(), []
+
+    def take(key: str, blocks: Iterator[Any], size: int, *, estimated: bool = False) -> None:
+        seen.extend(transfer.parts(blocks, PART, []))
+
+    bucket.upload = take  # type: ignore[method-assign]
+    upload = Upload(bucket, "key", 3 * PART)
+    for byte in range(3):
+        upload.write(memoryview(bytes([byte]) * PART))
+    upload.finish()
+    assert [set(part) for part in seen] == [{0}, {1}, {2}]
+    assert all(isinstance(part, bytearray) for part in seen)  # a copy would be bytes
 
 
 @pytest.mark.parametrize("size", [1, 2 * PART + 1])

@@ -30,6 +30,8 @@ class RecordScan:
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
         self._read: set[str] = set()
+        self.looks = 0
+        """Receipts that were asked for one by one since the last listing."""
 
     def into(self, ledger: Ledger) -> set[SaveKey]:
         """Tell ``ledger`` what is new; returns saves that have ended and have records left.
@@ -37,6 +39,7 @@ class RecordScan:
         Raises:
             StoreError: the store cannot be read.
         """
+        self.looks = 0
         left: set[SaveKey] = set()
         seen: set[str] = set()
         for owner in sorted(ledger.owners):
@@ -54,6 +57,7 @@ class RecordScan:
         name = names.receipt(folder, participant)
         if name in self._read:
             return
+        self.looks += 1
         found = _understood(lambda: records_of(self._bucket, key).receipt(participant))
         if found is None:
             return

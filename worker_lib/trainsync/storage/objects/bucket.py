@@ -233,7 +233,7 @@ class Bucket:
             )
 
     def upload(
-        self, key: str, blocks: Iterator[bytes | memoryview], size: int, *, estimated: bool = False
+        self, key: str, blocks: Iterator[transfer.Block], size: int, *, estimated: bool = False
     ) -> None:
         """Put an object of ``size`` bytes under a key that no other writer has.
 
@@ -250,7 +250,7 @@ class Bucket:
         one_part = size <= part and not estimated
         try:
             if one_part:
-                data = b"".join(bytes(block) for block in fed)
+                data = b"".join(fed)
                 self._again(
                     lambda: self._transfers.put(key, data, use_multipart=False), f"putting {key}"
                 )

@@ -20,6 +20,13 @@ def test_parts_are_of_one_size_and_lose_nothing(blocks: list[bytes], part: int) 
     assert all(0 < len(one) <= part for one in found)
 
 
+def test_a_block_that_is_a_part_already_is_not_copied() -> None:
+    blocks = [bytearray(b"abcd"), bytearray(b"efgh"), bytearray(b"i")]
+    found = list(transfer.parts(iter(blocks), 4, []))
+    assert [one is block for one, block in zip(found, blocks, strict=True)] == [True, True, False]
+    assert b"".join(found) == b"abcdefghi"
+
+
 @given(st.integers(1, 2000), st.integers(1, 100), st.integers(1, 5))
 def test_ranges_come_in_order_and_few_at_a_time(size: int, part: int, at_once: int) -> None:
     data = bytes(number % 251 for number in range(size))

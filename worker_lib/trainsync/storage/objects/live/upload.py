@@ -34,7 +34,7 @@ class Upload:
         self._size = max(size, 1)
         self._part = transfer.part_bytes(self._size, bucket.limits.part_bytes)
         self._held = bytearray()
-        self._queue: queue.Queue[bytes | AbandonedError | None] = queue.Queue(_WAITING)
+        self._queue: queue.Queue[bytearray | AbandonedError | None] = queue.Queue(_WAITING)
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None  # of an object of one part there is none
 
@@ -45,17 +45,17 @@ class Upload:
             self._held += data[:room]
             data = data[room:]
             if len(self._held) == self._part:
-                self._put(bytes(self._held))
-                self._held.clear()
+                self._put(self._held)
+                self._held = bytearray()  # the other one is the store's now
 
     def finish(self) -> None:
         """The object is whole: returns when the store has it. Raises `StoreError`."""
         if self._thread is None:
-            self._bucket.upload(self._key, iter((bytes(self._held),)), len(self._held))
+            self._bucket.upload(self._key, iter((self._held,)), len(self._held))
             return
         if self._held:
-            self._put(bytes(self._held))
-            self._held.clear()
+            self._put(self._held)
+            self._held = bytearray()
         self._put(None)
         self._thread.join()  # each of its requests has a deadline and a bounded number of tries
         if self._error is not None:
@@ -73,7 +73,7 @@ class Upload:
             break
         self._thread.join()
 
-    def _put(self, part: bytes | None) -> None:
+    def _put(self, part: bytearray | None) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="trainsync-upload", daemon=True)
             self._thread.start()
@@ -92,7 +92,7 @@ class Upload:
         except BaseException as error:  # noqa: BLE001 - raised in the writer's thread
             self._error = error
 
-    def _parts(self) -> Iterator[bytes]:
+    def _parts(self) -> Iterator[bytearray]:
         while True:
             part = self._queue.get()
             if part is None:

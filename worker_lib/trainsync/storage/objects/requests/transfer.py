@@ -13,16 +13,22 @@ def part_bytes(size: int, least: int) -> int:
     return max(least, -(-size // _MOST_PARTS))
 
 
-def parts(
-    blocks: Iterator[bytes | memoryview], part: int, failed: list[BaseException]
-) -> Iterator[bytes]:
+Block = bytes | bytearray | memoryview
+"""Bytes that are not changed any more."""
+
+
+def parts(blocks: Iterator[Block], part: int, failed: list[BaseException]) -> Iterator[Block]:
     """``blocks`` as parts of one size; what they raise is kept in ``failed``, too.
 
-    One size: a reader that gathers parts from them then copies nothing more.
+    One size: a reader that gathers parts from them then copies nothing more. A block that is a part
+    already is not copied either.
     """
     held = bytearray()
     try:
         for block in blocks:
+            if not held and len(block) == part:
+                yield block
+                continue
             held += block
             while len(held) >= part:
                 yield bytes(held[:part])
@@ -39,15 +45,15 @@ def parts(
 class Counted:
     """``blocks``, with the ``bytes`` that were taken of them, and whether they have ``ended``."""
 
-    def __init__(self, blocks: Iterator[bytes | memoryview]) -> None:
+    def __init__(self, blocks: Iterator[Block]) -> None:
         self._blocks = blocks
         self.bytes = 0
         self.ended = False
 
-    def __iter__(self) -> Iterator[bytes | memoryview]:
+    def __iter__(self) -> Iterator[Block]:
         return self
 
-    def __next__(self) -> bytes | memoryview:
+    def __next__(self) -> Block:
         try:
             block = next(self._blocks)
         except StopIteration:
