@@ -43,8 +43,6 @@ from trainsync.storage.saves.receipts import (
 _LOG = logging.getLogger(__name__)
 OUTCOMES_KEPT: Final = 16
 """Ended saves of each kind whose outcome stays for participants that ask late."""
-_LOOKS: Final = 16
-"""Receipts that are asked for one by one between two scans."""
 _READ_AT_REBUILD: Final = 64
 """Manifests that are read where all steps are kept: the older ones change nothing."""
 
@@ -161,14 +159,8 @@ class StoreExecutor:
         self.health.solved("scan")
 
     def look(self, key: SaveKey, participant: Participant) -> None:
-        """Take one receipt, if it is there. Raises `StoreError`.
-
-        Of many ranks that end at once the first few are asked for one by one; a scan then takes the
-        others, which reads several at a time.
-        """
-        if self._scan.looks >= _LOOKS:
-            self.scan()
-        self._scan.look(self.ledger, key, participant)  # a listing may be late
+        """Take one receipt, if it is there. Raises `StoreError`."""
+        self._scan.look(self.ledger, key, participant)
 
     def register(self, registration: SaveRegistration) -> Save:
         """See `Ledger.register`. Raises `StorageError`."""

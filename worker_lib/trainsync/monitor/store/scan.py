@@ -30,8 +30,6 @@ class RecordScan:
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
         self._read: set[str] = set()
-        self.looks = 0
-        """Receipts that were asked for one by one since the last listing."""
 
     def into(self, ledger: Ledger) -> set[SaveKey]:
         """Tell ``ledger`` what is new; returns saves that have ended and have records left.
@@ -39,7 +37,6 @@ class RecordScan:
         Raises:
             StoreError: the store cannot be read.
         """
-        self.looks = 0
         left: set[SaveKey] = set()
         seen: set[str] = set()
         for owner in sorted(ledger.owners):
@@ -57,7 +54,6 @@ class RecordScan:
         name = names.receipt(folder, participant)
         if name in self._read:
             return
-        self.looks += 1
         found = _understood(lambda: records_of(self._bucket, key).receipt(participant))
         if found is None:
             return
