@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import Final
 
 from trainsync.monitor.ledger.saves import SaveKey, SaveOwner
 from trainsync.storage.objects import inspecting, keys
@@ -12,20 +11,12 @@ from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingEr
 from trainsync.storage.objects.live import names
 from trainsync.storage.saves.receipts import Participant, Receipt
 
-_ASKED: Final = 4
-"""Objects of two ranks' receipts: each hint of a receipt is looked at by itself."""
-
 
 class ObjectSizes:
-    """Sizes of objects: the first few are asked for one by one, then each step is listed once.
-
-    A listing has the objects of all ranks: for one rank's it is long, and costs as much as a dozen
-    questions.
-    """
+    """Sizes of objects, by one listing of each step."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
-        self._asked = 0
         self._listed: dict[int, dict[str, int]] = {}  # by step
 
     def of(self, key: str) -> int | None:
@@ -33,9 +24,6 @@ class ObjectSizes:
 
         One that the listing lacks is asked for itself: listings may be late.
         """
-        if self._asked < _ASKED:
-            self._asked += 1
-            return self._bucket.size(key)
         step = keys.step_of(key)
         if step not in self._listed:
             listed = self._bucket.below(keys.step_objects(step))
