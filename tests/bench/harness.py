@@ -20,8 +20,8 @@ RESULTS = Path(__file__).resolve().parents[2] / "build" / "bench"
 
 @dataclass(frozen=True)
 class Figure:
-    """One result. ``goal`` is such as ``<= 1.1`` or ``>= 0.9``; ``details`` has the
-    measurements."""
+    """One result. ``goal`` is such as ``<= 1.1`` or ``>= 0.9``, or ``-`` where there is none;
+    ``details`` has the measurements."""
 
     name: str
     figure: float
@@ -32,10 +32,12 @@ class Figure:
 
     @property
     def met(self) -> bool:
-        """Whether the goal is reached."""
+        """Whether the goal is reached; True without a goal."""
+        if self.goal == "-":
+            return True
         sign, _, bound = self.goal.partition(" ")
         if sign not in ("<=", ">="):
-            raise ValueError(f"{self.name}: goal {self.goal!r} must start with <= or >=")
+            raise ValueError(f"{self.name}: goal {self.goal!r} must be -, or start with <= or >=")
         return self.figure <= float(bound) if sign == "<=" else self.figure >= float(bound)
 
 

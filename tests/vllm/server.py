@@ -84,17 +84,20 @@ def serve(
     *options: str,
     variables: Mapping[str, str] | None = None,
     reserved: socket.socket | None = None,
+    engine: bool = True,
 ) -> Server:
     """Start a server and wait until it answers.
 
     Args:
         reserved: its port, which stays reserved; None: a free one.
+        engine: whether it has trainsync's engine for weights.
 
     Raises:
         RuntimeError: it ended, or did not answer in time; with the end of its log.
     """
     bound = reserved or reserved_port()
     log = scratch / "server.log"
+    transfer = ("--weight-transfer-config", '{"backend": "trainsync"}') if engine else ()
     with log.open("wb") as output:
         process = subprocess.Popen(
             [
@@ -102,7 +105,7 @@ def serve(
                 "--served-model-name", MODEL, "--port", str(port_of(bound)),
                 "--host", "127.0.0.1", "--enforce-eager", "--max-model-len", "8192",
                 "--max-num-seqs", "8", "--dtype", "bfloat16",
-                "--weight-transfer-config", '{"backend": "trainsync"}', *options,
+                *transfer, *options,
             ],
             env={**environment(scratch / "plugin"), **(variables or {})},
             stdout=output,

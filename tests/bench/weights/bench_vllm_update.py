@@ -1,9 +1,15 @@
 """New weights into a real ``vllm serve`` on the CPU, 0.5 GB: how long nothing is generated.
 
 Ours is a version that lies staged in shared memory, from the call to pause to the answer to resume,
-as `VLLMServer` measures it. The peer is what vLLM has without a transfer engine: pause, its
-``reload_weights`` from the checkpoint, resume; from the disk, and (in the details) from the page
-cache. All by turns on the same server. Needs ``make vllm-env`` and its folder as ``VLLM_ENV``.
+as `VLLMServer` measures it; ``whole_update`` in the details also has the staging and the checks
+before the pause. Peers, all by turns on the same server:
+
+- what vLLM has without a transfer engine: pause, its ``reload_weights`` from the checkpoint,
+  resume; from the disk, and (in the details) from the page cache
+- what training loops do instead: pause, tensors pickled through an RPC, resume (`pickled_rpc`). In
+  the end the server must answer with the weights of either way alike.
+
+Needs ``make vllm-env`` and its folder as ``VLLM_ENV``.
 """
 
 import os
@@ -22,12 +28,15 @@ from trainsync.storage.digest import drop_cached
 from trainsync.weights.staging.area import StagingArea
 
 from tests.bench.harness import Figure, seconds, spread
-from tests.vllm.server import CALL_SECONDS, serve
-from tests.vllm.tiny_model import make_dense
+from tests.bench.weights.peers import pickled_rpc
+from tests.vllm.server import CALL_SECONDS, Server, environment, serve
+from tests.vllm.tiny_model import PROMPT, make_dense, version_of
 
-ROUNDS: Final = 7
+ROUNDS: Final = int(os.environ.get("TRAINSYNC_BENCH_ROUNDS", "7"))
 WARM_UP: Final = 2
-_SHAPE: Final = {
+_TOKENS: Final = 8
+_NEAR: Final = 1e-3  # in nats: the same weights on the same server
+SHAPE: Final = {
     "vocab_size": 32_000,
     "hidden_size": 1024,
     "intermediate_size": 2816,
@@ -51,12 +60,29 @@ def _reload(url: str) -> float:
     return time.perf_counter() - started
 
 
+def _start(model: Path, scratch: Path) -> Server:
+    """A server whose workers take weights in both ways."""
+    peers = str(Path(pickled_rpc.__file__).parent)
+    paths = os.pathsep.join((environment(scratch / "plugin")["PYTHONPATH"], peers))
+    return serve(model, scratch, *pickled_rpc.OPTIONS, variables={"PYTHONPATH": paths})
+
+
+def _said(server: Server) -> list[float]:
+    """Log-probabilities that tell the server's weights."""
+    answer = server.complete(PROMPT, _TOKENS)
+    return [*answer["token_ids"], *answer["logprobs"]["token_logprobs"]]
+
+
+def _differ(one: list[float], other: list[float]) -> bool:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True)) > _NEAR
+
+
 def run() -> list[Figure]:
-    """`vllm_update_vs_reload` and `vllm_pause_vs_memcpy`, of the medians of the rounds' ratios."""
+    """`vllm_update_vs_reload`, `…_vs_http_tensor` and `vllm_pause_vs_memcpy`: medians of ratios."""
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        model = make_dense(scratch / "model", **_SHAPE)
-        server = serve(model, scratch)
+        model = make_dense(scratch / "model", **SHAPE)
+        server = _start(model, scratch)
         stack.callback(server.stop)
         driver = stack.enter_context(VLLMServer(server.url, timeout=CALL_SECONDS))
         area = StagingArea()
@@ -68,9 +94,11 @@ def run() -> list[Figure]:
         source = torch.zeros(size, dtype=torch.uint8)
         target = torch.zeros_like(source)
         os.sync()  # what is not on the disk cannot leave the page cache
-        times: dict[str, list[float]] = {
-            name: [] for name in ("update", "prepare", "stage", "reload", "warm_reload", "memcpy")
-        }
+        names = (
+            "update", "prepare", "stage", "whole_update", "reload", "warm_reload", "http_tensor",
+            "memcpy",
+        )  # fmt: skip
+        times: dict[str, list[float]] = {name: [] for name in names}
         for version in range(WARM_UP + ROUNDS):
             started = time.perf_counter()
             staged = area.stage(version, weights)
@@ -78,10 +106,19 @@ def run() -> list[Figure]:
             update = driver.update(version, staged)
             times["update"].append(update.pause_seconds)
             times["prepare"].append(update.prepare_seconds)
+            times["whole_update"].append(time.perf_counter() - started)
             drop_cached(file)
             times["reload"].append(_reload(server.url))
             times["warm_reload"].append(_reload(server.url))
+            times["http_tensor"].append(pickled_rpc.send(server.url, weights, CALL_SECONDS))
             times["memcpy"].append(seconds(lambda: target.copy_(source)))
+        before = _said(server)
+        weights = version_of(model, 1)
+        pickled_rpc.send(server.url, weights, CALL_SECONDS)
+        pickled = _said(server)
+        driver.update(WARM_UP + ROUNDS, area.stage(WARM_UP + ROUNDS, weights))
+        assert _differ(before, pickled), "the peer's weights were not loaded"
+        assert not _differ(pickled, _said(server)), "the ways load different weights"
     details = {"bytes": float(size), "rounds": float(ROUNDS)}
     for name, values in times.items():
         details |= spread(f"{name}_seconds", values[WARM_UP:])
@@ -93,6 +130,14 @@ def run() -> list[Figure]:
             "times as fast",
             ">= 3",
             "pause, vLLM's reload_weights from the disk, resume",
+            details,
+        ),
+        Figure(
+            "vllm_update_vs_http_tensor",
+            statistics.median(times["http_tensor"][n] / times["update"][n] for n in rounds),
+            "times as fast",
+            ">= 3",
+            "pause, tensors pickled through vLLM's collective_rpc over HTTP, resume",
             details,
         ),
         Figure(
