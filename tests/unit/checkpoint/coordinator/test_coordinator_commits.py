@@ -104,7 +104,7 @@ def test_a_commit_that_does_not_come_is_a_timeout_that_says_how_it_stood(
 ) -> None:
     with pytest.raises(SaveTimeoutError, match="in time: the monitor says registered"):
         asyncio.run(
-            coordinator.register_and_monitor(1, checkpoint_participants=[("model", 0)], timeout=0.2)
+            coordinator.register_and_monitor(1, checkpoint_participants=[("model", 0)], timeout=2)
         )
 
 

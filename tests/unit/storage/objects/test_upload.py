@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainsync.storage.objects import transfer
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import StoreUnavailableError
 from trainsync.storage.objects.live.upload import Upload
+from trainsync.storage.objects.requests import transfer
 
 from tests.unit.storage.objects.memory import memory
 
