@@ -102,6 +102,39 @@ def test_a_restarted_server_gets_its_weights_before_it_is_ready_without_a_fetch(
     )
 
 
+def test_versions_are_staged_while_the_server_is_away_so_that_one_that_starts_waits_for_no_fetch(
+    run: Run, server: FakeServer, start: Start
+) -> None:
+    server.stop()
+    agent = start()
+    size = sum(tensor.nbytes for tensor in weights_of(1).values())
+    for version in (1, 2):
+        run.commit(version)
+        eventually(
+            lambda n=version: agent.metric("trainsync_agent_staged_bytes_total") == n * size, 60
+        )
+        eventually(lambda: agent.status["phase"] == "waiting")
+    server.start()
+    agent.until_ready_with(2)
+    assert has(server, weights_of(2))
+    assert agent.metric("trainsync_agent_staged_bytes_total") == 2 * size
+
+
+def test_what_cannot_be_staged_while_the_server_is_away_is_told_and_tried_again(
+    run: Run, server: FakeServer, start: Start
+) -> None:
+    run.commit(1)
+    (shard,) = (run.directory / "global_step_1").rglob("*.pt")
+    shard.write_bytes(bytes(len(shard.read_bytes())))
+    server.stop()
+    agent = start()
+    eventually(lambda: (agent.metric(_UPDATES % "damaged") or 0) >= 1, 60)
+    assert agent.get("/healthz").status_code == 200
+    run.commit(2)
+    server.start()
+    agent.until_ready_with(2)
+
+
 def test_a_paused_server_that_a_dead_agent_left_is_updated_in_full(
     run: Run, server: FakeServer, start: Start
 ) -> None:

@@ -49,6 +49,18 @@ def test_a_server_that_was_never_seen_is_not_ready_and_gets_nothing() -> None:
     assert "does not answer" in (state.unready(_LIMITS, 0) or "")
 
 
+def test_only_a_server_that_was_asked_and_is_away_has_versions_staged_ahead() -> None:
+    state = AgentState().found(version(7), 0)
+    assert state.ahead(0) is None, "it may have that version"
+    away = state.server_failed("refused")
+    assert away.ahead(0) == version(7)
+    assert away.entered(AgentPhase.STAGING).ahead(0) is None
+    assert away.saw(_BASE).ahead(0) is None
+    failed = away.failed(version(7), UpdateOutcome.UNAVAILABLE, "gone", 0)
+    assert failed.ahead(0) is None
+    assert failed.ahead(120) == version(7)
+
+
 def test_before_the_first_version_a_server_is_ready_only_when_that_is_asked_for() -> None:
     state = AgentState().saw(_BASE)
     early = replace(_LIMITS, serve_before_first=True)

@@ -115,6 +115,8 @@ class Follower:
                 self._bring(version)
             elif (version := state.doubtful(now)) is not None:
                 self._prove(version)
+            elif (version := state.ahead(now)) is not None and not self._has_staged(version):
+                self._stage_ahead(version)
             else:
                 self._shared.wait(self._cycle_seconds)
 
@@ -145,13 +147,27 @@ class Follower:
         except Exception as error:  # noqa: BLE001 - no error ends the agent
             self._failed(version, error)
 
+    def _stage_ahead(self, version: Version) -> None:
+        """Stage a version for a server that starts, which then waits for its update alone."""
+        try:
+            self._stage(version)
+        except _SupersededError:
+            _LOG.info("version %s is not staged: a newer one is there", version.tag)
+        except Exception as error:  # noqa: BLE001 - no error ends the agent
+            self._failed(version, error)
+            return
+        self._shared.change(lambda state: state.entered(AgentPhase.WAITING))
+
+    def _has_staged(self, version: Version) -> bool:
+        return self._staged is not None and self._staged.tag == version.tag
+
     def _stage(self, version: Version) -> _PendingUpdate:
         """The version in shared memory.
 
         Raises:
             _SupersededError; what `ReadsVersions.fetch` and `StagingArea.stage` raise.
         """
-        if self._staged is not None and self._staged.tag == version.tag:
+        if self._staged is not None and self._has_staged(version):
             return self._staged  # such as for a server that was restarted
         self._staged = None
         if self._hosts is not None:  # they fetch it meanwhile

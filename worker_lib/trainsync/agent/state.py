@@ -12,6 +12,7 @@ from trainsync.engines.servers.tags import version_in
 FIRST_WAIT_SECONDS: Final = 1.0
 LONGEST_WAIT_SECONDS: Final = 60.0
 _MOST_KNOWN: Final = 256
+_NOT_ASKED: Final = "it was not asked yet"
 # The second is after a full load. Canaries may also go unanswered where much is asked of a server.
 _MOST_REFUTED: Final = 2
 _MOST_UNPROVEN: Final = 5
@@ -118,7 +119,7 @@ class AgentState:
     feed_error: str | None = None
     missing: bool = False
     server: ReportedWeights | None = None
-    server_error: str | None = "it was not asked yet"
+    server_error: str | None = _NOT_ASKED
     phase: AgentPhase = AgentPhase.WAITING
     failure: UpdateFailure | None = None
     judgement: Judgement | None = None
@@ -282,6 +283,11 @@ class AgentState:
         """The version to bring to the server now; None: there is none."""
         newest = self._due(now)
         return newest if newest is not None and self.lacks(newest) else None
+
+    def ahead(self, now: float) -> Version | None:
+        """The version to stage while the server is away, as at its start; None: there is none."""
+        is_away = self.server is None and self.server_error != _NOT_ASKED
+        return self._due(now) if is_away else None
 
     def doubtful(self, now: float) -> Version | None:
         """The version that the server has and is to be proven for now; None: there is none."""
