@@ -65,7 +65,7 @@ def test_a_server_is_proven_for_its_version_and_refuted_for_the_one_before_and_s
 
     for version in (2, 3):
         driver.update(version, area.stage(version, states[version]))
-        proven = prover.prove(proofs[version], states[version])
+        proven = prover.prove(proofs[version])
         assert isinstance(proven, Proven)
         assert proven.share == pytest.approx(1, abs=0.2)
 
@@ -78,4 +78,4 @@ def test_a_server_is_proven_for_its_version_and_refuted_for_the_one_before_and_s
     assert isinstance(swapped, Refuted)
     assert "off by" in swapped.reason
     driver.update(4, area.stage(4, states[4]))
-    assert isinstance(prover.prove(proofs[4], states[4]), Proven)
+    assert isinstance(prover.prove(proofs[4]), Proven)
