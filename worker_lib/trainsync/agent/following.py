@@ -152,7 +152,8 @@ class Follower:
         try:
             self._stage(version)
         except _SupersededError:
-            _LOG.info("version %s is not staged: a newer one is there", version.tag)
+            if not self._stop.is_set():
+                _LOG.info("version %s is not staged: a newer one is there", version.tag)
         except Exception as error:  # noqa: BLE001 - no error ends the agent
             self._failed(version, error)
             return

@@ -52,7 +52,6 @@ class HostAgent:
                 self._leader,
                 self._versions,
                 self._area,
-                settings.memory,
                 self._stop,
                 timeout=float(settings.timeout),
                 dtype=None if settings.dtype is None else getattr(torch, settings.dtype),

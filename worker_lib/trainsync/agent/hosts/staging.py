@@ -5,7 +5,6 @@ import threading
 import time
 from dataclasses import replace
 from http import HTTPStatus
-from pathlib import Path
 
 import torch
 
@@ -36,7 +35,6 @@ class HostStager:
     Args:
         leader: the leading agent.
         source: verifies what it reads.
-        memory: that ``area`` lies in.
         timeout: seconds for a fetch.
         dtype: as the leading agent's.
         poll: seconds between two questions to the leading agent.
@@ -54,7 +52,6 @@ class HostStager:
         leader: ServerCalls,
         source: ReadsVersions,
         area: StagingArea,
-        memory: Path,
         stop: threading.Event,
         *,
         timeout: float,
@@ -65,7 +62,6 @@ class HostStager:
         self._leader = leader
         self._source = source
         self._area = area
-        self._memory = memory
         self._stop = stop
         self._timeout = timeout
         self._dtype = dtype
@@ -123,15 +119,16 @@ class HostStager:
             self.said = StagedThere()
             reference = self._area.stage(version.step, in_dtype(fetched.tensors, self._dtype))
             failpoint("agent.staged")
-            content = read_index(self._memory, reference).digest
+            content = read_index(self._area.memory, reference).digest
         except Exception as error:  # noqa: BLE001 - no error ends the agent
             wait = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** min(self._failures, 10))
             self._failures += 1
             self._again_at = time.monotonic() + wait
             why = str(error) or type(error).__name__
             self.said = replace(self.said, error=f"version {version.tag}: {why}")
-            _LOG.error("version %s is not staged, and tried again in %.0f s: %s",
-                       version.tag, wait, why)  # fmt: skip
+            _LOG.error(
+                "version %s is not staged, and tried again in %.0f s: %s", version.tag, wait, why
+            )
             return
         self.said = StagedThere(version.tag, reference.index, reference.digest, content)
         _LOG.info("version %s is staged after %.1f s", version.tag, time.monotonic() - started)
