@@ -11,6 +11,9 @@ from typing import Any
 
 import torch.distributed as dist
 from pytest import MonkeyPatch
+from trainsync.api.protocol import SaveKind
+from trainsync.storage.layout import RunDirectory
+from trainsync.storage.saves.manifest import committed_steps
 
 from tests.distributed.verl.scenarios.stage import Results, Stage, refusal
 
@@ -83,6 +86,11 @@ def broken_files_and_disks(stage: Stage) -> Results:
     wait()
     save(5)
     results["after"] = wait()
+    # Before the damage below is told: the monitor sets such a checkpoint aside.
+    results["committed"] = {
+        kind: committed_steps(RunDirectory(run.directory), kind) for kind in SaveKind
+    }
+    dist.barrier()
     if stage.rank == 0:
         victim = Path(run.path(5)) / "optim_world_size_2_rank_1.pt"
         data = bytearray(victim.read_bytes())
