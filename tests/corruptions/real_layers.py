@@ -69,7 +69,7 @@ class RealLayers:
         raise RuntimeError(f"vLLM ended with {self._process.wait()}")
 
 
-def _for_checkpoint(state: State) -> State:
+def for_checkpoint(state: State) -> State:
     """Experts one by one, as vLLM takes them from a checkpoint."""
     found = {}
     for name, tensor in state.items():
@@ -113,7 +113,7 @@ def _serve(folder: str) -> None:
 
     @torch.no_grad()
     def trial(model: Any) -> list[str]:
-        served, staged = (_for_checkpoint(state) for state in torch.load(line, weights_only=True))
+        served, staged = (for_checkpoint(state) for state in torch.load(line, weights_only=True))
         head = served[_HEAD]
         if tied:
             del served[_HEAD], staged[_HEAD]
