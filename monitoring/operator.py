@@ -45,7 +45,7 @@ def _glance() -> list[Part]:
         ),
         number(
             "Last success",
-            "Time since a reconcile went well; every run is looked at every five minutes.",
+            "Time since a reconcile went well; a run is looked at every five minutes at least.",
             "s",
             Query("time() - max(trainsync_operator_last_success_timestamp_seconds)"),
             thresholds=((None, GREEN), (600, YELLOW), (900, RED)),

@@ -13,6 +13,8 @@ OPERATOR_ALERT: Final = "TrainsyncOperatorNotReconciling"
 RUNBOOKS: Final = "https://trainsync.dev/docs/runbooks"
 _RUN: Final = "{{ $labels.namespace }}/{{ $labels.run }}"
 MINUTE: Final = 60
+STANDSTILL: Final = 15 * MINUTE
+"""A leader that has runs and no reconcile that went well for as long does not work."""
 HOUR: Final = 3600
 
 
@@ -311,7 +313,7 @@ def _not_reconciling(pace: Pace) -> str:
         "absent(trainsync_operator_leader) "
         f"or max by {release} (trainsync_operator_leader) == 0 "
         # Runs are in other namespaces, so match series by the operator's process.
-        f"or max by {release} (time() - {success} > {pace.seconds(15 * MINUTE):g} "
+        f"or max by {release} (time() - {success} > {pace.seconds(STANDSTILL):g} "
         f"and on {process} trainsync_operator_leader == 1 and on {process} trainsync_run_info) "
         # A process without a success has no such time, and may have no run to reconcile.
         f"or ({failed} unless {good})"

@@ -17,6 +17,8 @@ from trainsync_operator.reconcile.run import Key
 _LOG = logging.getLogger(__name__)
 # A look takes 10 ms of processor even if nothing has changed; the watches are read anew as often.
 RESYNC_SECONDS: Final = 1800.0
+# Of few runs one is looked at as often: an alert takes 15 minutes without a look for a standstill.
+LONGEST_PAUSE_SECONDS: Final = 300.0
 # Each of a reconcile's dozen calls has a deadline; this limit covers all other code.
 RECONCILE_SECONDS: Final = 120.0
 # A failure that passes at the next try is nothing to tell of.
@@ -79,12 +81,21 @@ async def _tell(key: Key, reconciler: Reconciler, message: str) -> None:
         _LOG.exception("the status does not tell of it")
 
 
-async def resync(queue: WorkQueue[Key], store: Store, seconds: float = RESYNC_SECONDS) -> None:
-    """Queue every run once in ``seconds``, spread over that time, should an event be missed."""
+async def resync(
+    queue: WorkQueue[Key],
+    store: Store,
+    seconds: float = RESYNC_SECONDS,
+    longest_pause: float = LONGEST_PAUSE_SECONDS,
+) -> None:
+    """Queue every run once in ``seconds``, spread over that time, should an event be missed.
+
+    Args:
+        longest_pause: seconds between two runs at most, however few there are.
+    """
     while True:
         runs = store.names(RUN)
         if not runs:
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(longest_pause)
         for run in runs:
-            await asyncio.sleep(seconds / len(runs))
+            await asyncio.sleep(min(seconds / len(runs), longest_pause))
             queue.add(Key(*run))

@@ -9,7 +9,7 @@ import pytest
 from kubernetes.aio.client.exceptions import ApiException
 from prometheus_client import CollectorRegistry
 from trainsync_operator.controller.queue import WorkQueue
-from trainsync_operator.controller.worker import resync, work
+from trainsync_operator.controller.worker import LONGEST_PAUSE_SECONDS, resync, work
 from trainsync_operator.kube.client import ApiError, ApiRefusedError, _error
 from trainsync_operator.kube.kinds import RUN
 from trainsync_operator.kube.store import Store
@@ -17,6 +17,7 @@ from trainsync_operator.metrics.metrics import Metrics
 from trainsync_operator.reconcile.run import Key
 from trainsync_operator.reconcile.status_writer import StaleError
 
+from monitoring.rules import STANDSTILL
 from tests.unit.operator.support import raw_run
 
 GOOD, BAD = Key("team", "good"), Key("team", "bad")
@@ -146,6 +147,21 @@ async def test_every_run_is_asked_for_from_time_to_time_one_after_another() -> N
             queue.done(key)
     task.cancel()
     assert times[2] - times[0] > 0.15, "spread over the time, not all at once"
+
+
+async def test_of_few_runs_one_is_asked_for_before_an_alert_takes_it_for_a_standstill() -> None:
+    store = Store()
+    queue: WorkQueue[Key] = WorkQueue()
+    task = asyncio.create_task(resync(queue, store, seconds=1e6, longest_pause=0.01))
+    await asyncio.sleep(0)  # it has found no run
+    store.put(RUN, raw_run(name="alone", uid="uid"))
+    async with asyncio.timeout(10):
+        for _ in range(3):
+            key = await queue.take()
+            assert key == Key("team", "alone")
+            queue.done(key)
+    task.cancel()
+    assert 2 * LONGEST_PAUSE_SECONDS < STANDSTILL
 
 
 async def test_a_run_that_is_always_asked_for_does_not_starve_the_others() -> None:
