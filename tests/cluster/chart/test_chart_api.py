@@ -6,6 +6,7 @@ No operator is started: the releases here have no replicas.
 import json
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import yaml
 from devcluster.shell import Progress
 from devcluster.tools import ensure_tools
 from tests.cluster.chart.helm import CHART, EVERYTHING, KUBE_VERSION, Helm, Object
-from tests.cluster.conftest import CRD_FILE, Kubectl
+from tests.cluster.conftest import CRD_FILE, Kubectl, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -107,9 +108,33 @@ def test_a_crd_from_an_older_version_is_taken_over_and_upgraded(
         spec = now["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
         assert "ttlSecondsAfterFinished" in spec["properties"]
         assert now["metadata"]["annotations"]["meta.helm.sh/release-namespace"] == here
+        _check_rights_of_users(kubectl, here)
     finally:
         cluster_helm.run("uninstall", "trainsync", "--namespace", here)
         kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD_FILE))
+
+
+def _check_rights_of_users(kubectl: Kubectl, namespace: str) -> None:
+    """The cluster's own roles edit and view hold the rights on runs that the chart adds."""
+
+    def may(user: str, verb: str, *more: str) -> bool:
+        words = ("auth", "can-i", verb, CRD, f"--as={user}", "-n", namespace)
+        asked = kubectl.run(*words, *more)
+        return asked.returncode == 0
+
+    for user, role in (("writer", "edit"), ("reader", "view")):
+        kubectl(
+            "create", "rolebinding", user, f"--clusterrole={role}", f"--user={user}",
+            "-n", namespace,
+        )  # fmt: skip
+        # The controller manager adds the rules to the cluster's roles a moment later.
+        wait_until(f"{user}s read runs", partial(may, user, "list"))
+    wait_until("writers make runs", partial(may, "writer", "create"))
+    assert may("writer", "delete")
+    assert may("writer", "patch", "--subresource=scale")
+    assert not may("writer", "patch", "--subresource=status")
+    assert not may("reader", "create")
+    assert not may("reader", "delete")
 
 
 def refusal(helm: Helm, namespace: str, *words: str) -> str:

@@ -22,6 +22,9 @@ from tests.cluster.ray_runs import (
     wait_phase,
 )
 
+# Within which a cause must stand in the status and in an Event.
+TOLD_SECONDS = 15.0
+
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(600),
@@ -66,7 +69,8 @@ def test_a_container_that_exits_before_the_job_is_told_of_and_ends_its_attempt(
         ready = condition(ns, "exits", "Ready")
         return ready["reason"] == "PodsFailing" and "The head pod" in ready["message"]
 
-    wait_until("the condition says so", told)
+    wait_until("the condition says so", told, TOLD_SECONDS)
+    assert "Its last lines: " in condition(ns, "exits", "Ready")["message"]
     events = ns("get", "events", "--field-selector", "involvedObject.name=exits")
     assert events.count("PodsFailing") == 1
     patch = '{"spec": {"failurePolicy": {"startupDeadlineSeconds": 1}}}'

@@ -116,7 +116,7 @@ def test_a_bad_image_shows_in_the_table_of_runs(ns: Kubectl, run: dict[str, Any]
     waiting = "{.items[*].status.containerStatuses[*].state.waiting.reason}"
     pods = ("get", "pods", "-l", f"{names.LABEL_RUN}=shared", "-o", f"jsonpath={waiting}")
     wait_until("a pod lacks its image", lambda: "ImagePull" in ns(*pods))
-    wait_until("the table says so", lambda: "ImagePull" in ns("get", "tr", "shared"))
+    wait_until("the table says so", lambda: "ImagePull" in ns("get", "tr", "shared"), 15)
 
 
 def test_a_pod_on_a_lost_node_is_deleted_at_once_and_told_of(
