@@ -211,6 +211,14 @@ def test_what_a_host_cannot_stage_is_told_of_and_tried_again(
         (("--leader=http://b:2", "--monitor=http://m:1"), "--monitor and --fellows are of the"),
         (("--server=http://a:1", "--other-hosts=c"), "--other-hosts is 'c', expected such as"),
         (
+            ("--server=http://a:1", "--other-hosts=http://b:1, http://c:1"),
+            "--other-hosts is ' http://c:1', expected such as",
+        ),
+        (
+            ("--server=http://a:1", "--other-hosts=http://b:1,http://b:1/"),
+            "--other-hosts names http://b:1 twice",
+        ),
+        (
             ("--server=http://a:1", "--other-hosts=http://c:3", "--engine=sglang"),
             "--other-hosts is given, expected --engine vllm",
         ),
