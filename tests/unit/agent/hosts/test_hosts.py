@@ -13,6 +13,7 @@ from trainsync.agent.hosts.agent import HostAgent
 from trainsync.agent.hosts.wire import WireError, decode_staged, decode_wanted
 from trainsync.agent.intervals import AgentIntervals
 from trainsync.agent.settings import read_settings
+from trainsync.engines.servers.calls import ServerCalls
 from trainsync.failpoints import AGENT, enabled
 
 from tests.ports import port_of, reserved_port
@@ -199,6 +200,27 @@ def test_what_a_host_cannot_stage_is_told_of_and_tried_again(
         run.commit(1)
         agent.until_ready_with(1)
     assert len(struck) == 2
+    assert has(engine, weights_of(1))
+
+
+def test_an_error_that_nobody_foresaw_is_told_of_and_the_leading_agent_asked_again(
+    run: Run, engine: FakeServer, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    struck: list[object] = []
+
+    def no_thread(*arguments: object) -> None:
+        struck.append(arguments)
+        raise RuntimeError("can't start new thread")
+
+    agent = hosts.lead()
+    with monkeypatch.context() as failing:
+        failing.setattr(ServerCalls, "raw", no_thread)
+        hosts.start_other()
+        eventually(lambda: len(struck) > 1, SECONDS)
+        told = "can't start new thread"
+        eventually(lambda: told in (hosts.status_of_other()["leaderError"] or ""), SECONDS)
+    run.commit(1)
+    agent.until_ready_with(1)
     assert has(engine, weights_of(1))
 
 

@@ -93,10 +93,13 @@ class HostStager:
             if status != HTTPStatus.OK:
                 raise WireError(f"{self._leader.name}{WANTED_PATH} answered {status}")
             version = decode_wanted(data).version
-        except (ServerError, WireError) as error:
-            if self.leader_error is None:
-                _LOG.warning("the leading agent does not answer: %s", error)
-            self.leader_error = str(error)
+        except Exception as error:  # noqa: BLE001 - no error ends the agent
+            why = str(error) or type(error).__name__
+            is_odd = not isinstance(error, ServerError | WireError)
+            if self.leader_error is None or (is_odd and why != self.leader_error):
+                details = error if is_odd else None
+                _LOG.warning("the leading agent does not answer: %s", why, exc_info=details)
+            self.leader_error = why
             return None
         if self.leader_error is not None:
             _LOG.info("the leading agent answers")
