@@ -1,5 +1,6 @@
 """An engine on two hosts: its server takes a version once the other host has the same bytes."""
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from trainsync.agent.intervals import AgentIntervals
 from trainsync.agent.settings import read_settings
 from trainsync.engines.servers.calls import ServerCalls
 from trainsync.failpoints import AGENT, enabled
+from trainsync.storage.layout import RunDirectory
 
 from tests.ports import port_of, reserved_port
 from tests.unit.agent.conftest import Watched, has
@@ -181,6 +183,30 @@ def test_a_newer_version_ends_the_wait_for_the_other_host(
     hosts.start_other()
     agent.until_ready_with(2)
     assert has(engine, weights_of(2))
+
+
+def test_a_version_that_is_gone_for_the_other_host_gives_way_to_a_newer_one(
+    run: Run, engine: FakeServer, hosts: Hosts
+) -> None:
+    agent = hosts.lead("--max-staleness=9")
+
+    def waits_with(step: int) -> bool:
+        wanted = decode_wanted(agent.get("/wanted.json").content).version
+        there = wanted is not None and wanted.step == step
+        return there and agent.status["phase"] == "staging"
+
+    run.commit(1)
+    eventually(lambda: waits_with(1), SECONDS)
+    run.commit(2)  # the first is dropped for it, so that this one is not
+    eventually(lambda: waits_with(2), SECONDS)
+    run.commit(3)
+    eventually(lambda: agent.status["newestVersion"] == 3, SECONDS)
+    shutil.rmtree(RunDirectory(run.directory).step(2))
+    hosts.start_other()
+    agent.until_ready_with(3)
+    assert has(engine, weights_of(3))
+    assert agent.status["lastFailure"] is None
+    assert hosts.status_of_other()["lastError"] is None
 
 
 def test_what_a_host_cannot_stage_is_told_of_and_tried_again(

@@ -107,6 +107,7 @@ class HostStager:
         tag = None if version is None else version.tag
         if tag != self.wanted:
             self.wanted, self._failures, self._again_at = tag, 0, 0.0
+            self.said = replace(self.said, failed=None, error=None)
         return version
 
     def _lacks(self, version: Version) -> bool:
@@ -128,7 +129,8 @@ class HostStager:
             self._failures += 1
             self._again_at = time.monotonic() + wait
             why = str(error) or type(error).__name__
-            self.said = replace(self.said, error=f"version {version.tag}: {why}")
+            told = f"version {version.tag}: {why}"
+            self.said = replace(self.said, failed=version.tag, error=told)
             _LOG.error(
                 "version %s is not staged, and tried again in %.0f s: %s", version.tag, wait, why
             )
