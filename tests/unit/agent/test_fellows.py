@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from trainsync.agent.commit_feed import CommitFeed
 from trainsync.agent.intervals import AgentIntervals
 from trainsync.agent.settings import read_settings
 from trainsync.storage.objects.bucket import Bucket, Limits
-from trainsync.weights.errors import SharedMemoryError
+from trainsync.weights.errors import DeltaError, SharedMemoryError
 from trainsync.weights.staging.area import StagingArea
 from trainsync.weights.staging.index import StagedReference
 
@@ -103,6 +104,25 @@ def test_an_agent_takes_versions_from_the_one_before_until_that_is_killed(
     assert first_token.read_text() not in log
     other.stop()
     bound.close()
+
+
+def test_an_agent_that_cannot_begin_leaves_no_memory_and_serves_no_fellows(
+    memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise DeltaError("deltas need numba, which is not installed")
+
+    monkeypatch.setattr("trainsync.agent.agent.versions_of", refused)
+    options = [
+        "--server=http://127.0.0.1:1", "--monitor=http://127.0.0.1:1", "--servers=rollouts",
+        f"--token-file={tmp_path / 'token'}", f"--directory={tmp_path / 'run'}",
+        f"--memory={memory}", "--port=0", "--fellows",
+    ]  # fmt: skip
+    with pytest.raises(DeltaError):
+        Agent(read_settings(options, {}))
+    assert not list(memory.iterdir())
+    names = {"trainsync-fellows", "trainsync-endpoint"}
+    eventually(lambda: names.isdisjoint(thread.name for thread in threading.enumerate()))
 
 
 @pytest.mark.timeout(300)

@@ -56,6 +56,12 @@ class _PassingOn:
     server: FellowServer
     reader: FellowsReaders
 
+    def close(self) -> None:
+        """Give fellows nothing any more, and remove what is held for them."""
+        self.server.close()
+        self.link.close()
+        self.reader.close()
+
 
 class Agent:
     """Follows a run until `close`.
@@ -111,6 +117,7 @@ class Agent:
         except BaseException:
             self._area.close()
             raise
+        self._fellows: _PassingOn | None = None
         try:
             bucket = bucket_of(settings)
             self._fellows = self._passing_on(bucket) if settings.fellows else None
@@ -119,6 +126,8 @@ class Agent:
         except BaseException as error:
             self._endpoint.close()
             self._area.close()
+            if self._fellows is not None:
+                self._fellows.close()
             if isinstance(error, OSError):
                 raise EndpointError(f"fellows cannot be served: {error}") from error
             raise
@@ -246,9 +255,7 @@ class Agent:
         if self._link is not None:
             self._link.close()
         if self._fellows is not None:
-            self._fellows.server.close()
-            self._fellows.link.close()
-            self._fellows.reader.close()
+            self._fellows.close()
         if ended:
             self._versions.close()
             self._looking.close()

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from ipaddress import ip_address
-from typing import TypeVar
+from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 ChoiceT = TypeVar("ChoiceT", bound=str)
+_MOST_DIGITS: Final = 18
 
 
 class AgentSettingsError(Exception):
@@ -17,8 +18,11 @@ def url(option: str, text: str) -> str:
     try:
         parts = urlsplit(text)
         wrong = parts.scheme not in ("http", "https") or not parts.hostname
-        wrong = wrong or parts.port == 0 or parts.path not in ("", "/") or bool(parts.query)
-    except ValueError:  # of a port that is no number
+        wrong = wrong or parts.port == 0 or parts.path not in ("", "/")
+        # Of a query or a fragment; and characters that `urlsplit` leaves out, but no client does.
+        wrong = wrong or any(mark in "?#" or mark <= " " for mark in text)
+        (parts.hostname or "").encode("idna")
+    except ValueError:  # of a port that is no number, or a host with an empty label
         wrong = True
     if wrong:
         raise AgentSettingsError(f"{option} is {text!r}, expected such as http://127.0.0.1:8000")
@@ -36,8 +40,9 @@ def address(text: str) -> str:
 def number(option: str, given: object, least: int, most: int | None = None) -> int:
     """A whole number of at least ``least``."""
     text = str(given)
-    if not (text.isascii() and text.isdecimal()) or not least <= int(text) <= (most or int(text)):
-        upper = "" if most is None else f" and at most {most}"
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+    if not is_number or not least <= int(text) <= (most or int(text)):
+        upper = f" and at most {_MOST_DIGITS} digits" if most is None else f" and at most {most}"
         raise AgentSettingsError(
             f"{option} is {text!r}, expected a whole number of at least {least}{upper}"
         )

@@ -209,22 +209,25 @@ class Follower:
             read_index(self._area.memory, staged.reference).digest,
             time.monotonic() + self._timeout,
             self._stop,
-            lambda: self._check_newest(version),
+            lambda fails: self._check_newest(version, comes=not fails),
         )
         return replace(staged, reference=reference)
 
-    def _check_newest(self, version: Version) -> None:
+    def _check_newest(self, version: Version, *, comes: bool = True) -> None:
         """See that the version is worth going on with, and the agent does not end.
 
         One that is superseded is taken nevertheless when the one before was dropped: a trainer that
         saves faster than the server loads would keep it at its old weights for ever.
+
+        Args:
+            comes: False: one of the engine's hosts fails to stage it, as one that is gone by now.
         """
         if self._stop.is_set():
             raise _SupersededError
         newest = self._shared.state.newest
         if newest is None or newest == version:
             return
-        if self._drops < _MOST_DROPS or not newest.is_trained_with(version):
+        if self._drops < _MOST_DROPS or not comes or not newest.is_trained_with(version):
             raise _SupersededError
 
     def _update(self, version: Version, staged: _PendingUpdate) -> bool:

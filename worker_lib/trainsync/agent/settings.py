@@ -300,7 +300,10 @@ def _other_hosts(given: argparse.Namespace) -> tuple[str, ...]:
             f"--other-hosts is given, expected --engine vllm: {given.engine} on several hosts is "
             "not supported"
         )
-    return tuple(checks.url("--other-hosts", url) for url in given.other_hosts.split(","))
+    urls = [checks.url("--other-hosts", url) for url in given.other_hosts.split(",")]
+    if twice := [url for url in urls if urls.count(url) > 1]:
+        raise AgentSettingsError(f"--other-hosts names {twice[0]} twice: each host has its agent")
+    return tuple(urls)
 
 
 def _place(

@@ -140,6 +140,29 @@ def test_an_object_that_is_read_again_for_another_way_to_a_version_is_held_once(
     assert len(list(agent.folder.iterdir())) == 1
 
 
+def test_memory_is_given_back_once_where_a_read_of_another_way_was_under_way(place: Place) -> None:
+    anchor = place.objects[0]
+    others = [place.put(f"{number}-00.anchor", anchor.bytes) for number in (3, 4)]
+    read_again: list[bytes] = []
+
+    class Overtaken(Bucket):
+        def until(self, deadline: float) -> Bucket:
+            if not read_again:
+                read_again.append(b"")  # the second read ends while the first one goes on
+                read_again[:] = [agent.take(anchor)]
+            return place.bucket.until(deadline)
+
+    agent = place.agent("a", Overtaken(MemoryStore(), "memory"))
+    agent.room = 2 * anchor.bytes
+    agent.objects.begin(2, 1)
+    assert agent.take(anchor) == place.data(anchor) == read_again[0]
+    assert agent.unheld == 0
+    for other in others:
+        assert agent.take(other) == place.data(other)
+    assert len(list(agent.folder.iterdir())) == 2
+    assert agent.unheld == 1
+
+
 def test_without_room_in_memory_the_store_is_read_as_without_fellows(place: Place) -> None:
     agent = place.agent("a")
     agent.objects.close()  # the folder is gone: nothing can be written there

@@ -1,5 +1,6 @@
 """An engine on two hosts: its server takes a version once the other host has the same bytes."""
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,9 @@ from trainsync.agent.hosts.agent import HostAgent
 from trainsync.agent.hosts.wire import WireError, decode_staged, decode_wanted
 from trainsync.agent.intervals import AgentIntervals
 from trainsync.agent.settings import read_settings
+from trainsync.engines.servers.calls import ServerCalls
 from trainsync.failpoints import AGENT, enabled
+from trainsync.storage.layout import RunDirectory
 
 from tests.ports import port_of, reserved_port
 from tests.unit.agent.conftest import Watched, has
@@ -182,6 +185,30 @@ def test_a_newer_version_ends_the_wait_for_the_other_host(
     assert has(engine, weights_of(2))
 
 
+def test_a_version_that_is_gone_for_the_other_host_gives_way_to_a_newer_one(
+    run: Run, engine: FakeServer, hosts: Hosts
+) -> None:
+    agent = hosts.lead("--max-staleness=9")
+
+    def waits_with(step: int) -> bool:
+        wanted = decode_wanted(agent.get("/wanted.json").content).version
+        there = wanted is not None and wanted.step == step
+        return there and agent.status["phase"] == "staging"
+
+    run.commit(1)
+    eventually(lambda: waits_with(1), SECONDS)
+    run.commit(2)  # the first is dropped for it, so that this one is not
+    eventually(lambda: waits_with(2), SECONDS)
+    run.commit(3)
+    eventually(lambda: agent.status["newestVersion"] == 3, SECONDS)
+    shutil.rmtree(RunDirectory(run.directory).step(2))
+    hosts.start_other()
+    agent.until_ready_with(3)
+    assert has(engine, weights_of(3))
+    assert agent.status["lastFailure"] is None
+    assert hosts.status_of_other()["lastError"] is None
+
+
 def test_what_a_host_cannot_stage_is_told_of_and_tried_again(
     run: Run, engine: FakeServer, hosts: Hosts
 ) -> None:
@@ -202,6 +229,27 @@ def test_what_a_host_cannot_stage_is_told_of_and_tried_again(
     assert has(engine, weights_of(1))
 
 
+def test_an_error_that_nobody_foresaw_is_told_of_and_the_leading_agent_asked_again(
+    run: Run, engine: FakeServer, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    struck: list[object] = []
+
+    def no_thread(*arguments: object) -> None:
+        struck.append(arguments)
+        raise RuntimeError("can't start new thread")
+
+    agent = hosts.lead()
+    with monkeypatch.context() as failing:
+        failing.setattr(ServerCalls, "raw", no_thread)
+        hosts.start_other()
+        eventually(lambda: len(struck) > 1, SECONDS)
+        told = "can't start new thread"
+        eventually(lambda: told in (hosts.status_of_other()["leaderError"] or ""), SECONDS)
+    run.commit(1)
+    agent.until_ready_with(1)
+    assert has(engine, weights_of(1))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -210,6 +258,14 @@ def test_what_a_host_cannot_stage_is_told_of_and_tried_again(
         (("--leader=http://b:2", "--other-hosts=http://c:3"), "--other-hosts is of the agent that"),
         (("--leader=http://b:2", "--monitor=http://m:1"), "--monitor and --fellows are of the"),
         (("--server=http://a:1", "--other-hosts=c"), "--other-hosts is 'c', expected such as"),
+        (
+            ("--server=http://a:1", "--other-hosts=http://b:1, http://c:1"),
+            "--other-hosts is ' http://c:1', expected such as",
+        ),
+        (
+            ("--server=http://a:1", "--other-hosts=http://b:1,http://b:1/"),
+            "--other-hosts names http://b:1 twice",
+        ),
         (
             ("--server=http://a:1", "--other-hosts=http://c:3", "--engine=sglang"),
             "--other-hosts is given, expected --engine vllm",

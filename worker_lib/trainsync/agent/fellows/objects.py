@@ -90,8 +90,8 @@ class FellowsObjects:
             self._fill(holding, stored, deadline)
             return _blocks(holding.path(0))
         except (OSError, UnsafePathError) as error:
-            self._give_up(stored, holding)
-            self._memory.without(f"{stored.key}: {error}")
+            if self._give_up(stored, holding):
+                self._memory.without(f"{stored.key}: {error}")
             return self._unheld(stored, deadline)
         except BaseException:
             self._give_up(stored, holding)  # fellows take another source
@@ -114,13 +114,19 @@ class FellowsObjects:
         self._metrics.fetched("store", stored.bytes)
         return self._bucket.until(deadline).blocks(stored.key, stored.bytes)
 
-    def _give_up(self, stored: StoredObject, holding: Holding | None) -> None:
+    def _give_up(self, stored: StoredObject, holding: Holding | None) -> bool:
+        """Whether the object's memory counted until now: not that of one whose place another read,
+        or another version, has taken since."""
+        counted = True
         if holding is not None:
             with self._changing:
-                if self._held.get(stored.key) is holding:
+                counted = self._held.get(stored.key) is holding
+                if counted:
                     del self._held[stored.key]
             self._server.drop(holding)
-        self._memory.give_back(stored.bytes)
+        if counted:
+            self._memory.give_back(stored.bytes)
+        return counted
 
     def _replace_held(self, key: str, holding: Holding) -> None:
         with self._changing:

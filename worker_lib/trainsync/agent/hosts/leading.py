@@ -63,7 +63,7 @@ class OtherHosts:
         content: str,
         deadline: float,
         stop: threading.Event,
-        check: Callable[[], None],
+        check: Callable[[bool], None],
     ) -> StagedReference:
         """The reference to a version with those of the other hosts, once each of them has it.
 
@@ -72,7 +72,8 @@ class OtherHosts:
             content: digest of its tensors on this host.
             deadline: `time.monotonic`.
             stop: ends a pause between two questions.
-            check: called while it waits, raises what ends it.
+            check: called while it waits, with whether a host fails to stage the version; raises
+                what ends the wait.
 
         Raises:
             WeightsUnavailableError: a host does not have it in time.
@@ -81,8 +82,7 @@ class OtherHosts:
         """
         found = []
         for rank, agent in enumerate(self._agents, 1):
-            while (staged := self._staged(rank, agent, tag, content, deadline)) is None:
-                check()
+            while (staged := self._staged(rank, agent, tag, content, deadline, check)) is None:
                 stop.wait(self._poll)
             found.append(staged)
         return replace(here, hosts=tuple(found))
@@ -93,7 +93,13 @@ class OtherHosts:
             agent.close()
 
     def _staged(
-        self, rank: int, agent: ServerCalls, tag: str, content: str, deadline: float
+        self,
+        rank: int,
+        agent: ServerCalls,
+        tag: str,
+        content: str,
+        deadline: float,
+        check: Callable[[bool], None],
     ) -> StagedReference | None:
         """None: not yet."""
         late = time.monotonic() >= deadline
@@ -113,6 +119,7 @@ class OtherHosts:
             raise WeightsUnavailableError(
                 f"host {rank} ({agent.name}) does not have version {tag} in time: {why}"
             )
+        check(there is not None and there.failed == tag)
         return None
 
 

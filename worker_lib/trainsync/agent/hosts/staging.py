@@ -93,10 +93,13 @@ class HostStager:
             if status != HTTPStatus.OK:
                 raise WireError(f"{self._leader.name}{WANTED_PATH} answered {status}")
             version = decode_wanted(data).version
-        except (ServerError, WireError) as error:
-            if self.leader_error is None:
-                _LOG.warning("the leading agent does not answer: %s", error)
-            self.leader_error = str(error)
+        except Exception as error:  # noqa: BLE001 - no error ends the agent
+            why = str(error) or type(error).__name__
+            is_odd = not isinstance(error, ServerError | WireError)
+            if self.leader_error is None or (is_odd and why != self.leader_error):
+                details = error if is_odd else None
+                _LOG.warning("the leading agent does not answer: %s", why, exc_info=details)
+            self.leader_error = why
             return None
         if self.leader_error is not None:
             _LOG.info("the leading agent answers")
@@ -104,6 +107,7 @@ class HostStager:
         tag = None if version is None else version.tag
         if tag != self.wanted:
             self.wanted, self._failures, self._again_at = tag, 0, 0.0
+            self.said = replace(self.said, failed=None, error=None)
         return version
 
     def _lacks(self, version: Version) -> bool:
@@ -125,7 +129,8 @@ class HostStager:
             self._failures += 1
             self._again_at = time.monotonic() + wait
             why = str(error) or type(error).__name__
-            self.said = replace(self.said, error=f"version {version.tag}: {why}")
+            told = f"version {version.tag}: {why}"
+            self.said = replace(self.said, failed=version.tag, error=told)
             _LOG.error(
                 "version %s is not staged, and tried again in %.0f s: %s", version.tag, wait, why
             )

@@ -35,13 +35,15 @@ class StagedThere:
         tag: of the version; None: none.
         index, digest: by which the host's workers find it, as in `StagedReference`.
         content: digest of its tensors (`StagedIndex.digest`).
-        error: why the version that is wanted cannot be staged; None: nothing failed.
+        failed: tag of the version that could not be staged the last time; None: nothing failed.
+        error: why.
     """
 
     tag: str | None = None
     index: str = ""
     digest: str = ""
     content: str = ""
+    failed: str | None = None
     error: str | None = None
 
 

@@ -18,8 +18,16 @@ _CLAIM_SECONDS: Final = 600.0  # for the slowest rank to come, and for the monit
 
 
 def is_spmd(environ: Mapping[str, str]) -> bool:
-    """Whether this process is one of several that all call `RunContext.from_env`."""
-    return int(environ.get("WORLD_SIZE") or 1) > 1
+    """Whether this process is one of several that all call `RunContext.from_env`.
+
+    Raises:
+        SettingsError: the variable is no number.
+    """
+    text = environ.get("WORLD_SIZE") or "1"
+    try:
+        return int(text) > 1
+    except ValueError:
+        raise SettingsError(f"WORLD_SIZE is {text!r}; expected a whole number") from None
 
 
 def claim_once(claim: Callable[[], Identity]) -> tuple[Identity, bool]:
