@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
 from trainsync.checkpoint.load.reshard.files import MappedShards
 from trainsync.checkpoint.load.reshard.shard_files import Component
-from trainsync.checkpoint.megatron_shards import Box, MegatronShards, is_megatron, pack, require
+from trainsync.checkpoint.megatron_shards import (
+    Box,
+    MegatronShards,
+    NotAllSavedError,
+    is_megatron,
+    pack,
+    require,
+)
 from trainsync.checkpoint.shard_names import shard_file_name
 
 LAYERS, ROWS, COLUMNS = 3, 8, 4
@@ -82,6 +89,14 @@ def test_a_padded_tensor_is_filled_up_with_zeros(tmp_path: Path) -> None:
     require(shards, "e", (8, 2), "tp=2")
     found = shards.read("e", (4, 0), (4, 2))
     assert found.tolist() == [[1, 1], [0, 0], [0, 0], [0, 0]]
+    assert shards.read("e", (8, 0), (4, 2)).tolist() == [[0, 0]] * 4, "all of it fills up"
+
+
+def test_a_box_beyond_a_tensor_that_is_not_padded_is_damage(tmp_path: Path) -> None:
+    rows = torch.ones(5, 2)
+    shards = write(tmp_path / "step", [[Box("e", (5, 2), (0, 0), 0, False, rows)]], {"tp": 1})
+    with pytest.raises(NotAllSavedError, match="0 of 0 elements were saved"):
+        shards.read("e", (8, 0), (4, 2))
 
 
 def test_ranks_that_contradict_each_other_are_damage(tmp_path: Path) -> None:
