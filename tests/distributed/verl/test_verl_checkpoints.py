@@ -87,3 +87,24 @@ def test_saves_are_committed_and_the_last_one_before_it_returns(tmp_path: Path) 
         assert seen["reference"][0] == ""
     run = RunDirectory(tmp_path / "run")
     check_manifest(run, read_manifest(run, SaveKind.CHECKPOINT, LAST).manifest, with_digest=True)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_what_verls_trainer_wrote_reaches_a_rank_of_another_process_by_ray(tmp_path: Path) -> None:
+    import ray
+    from trainsync.integrations.verl import stored_run
+
+    step = tmp_path / "global_step_3"
+    files = {"data.pt": b"of the dataloader", "transfer_queue/a/b.pkl": b"of the queue"}
+    for name, data in {**files, "actor/model.pt": b"of a rank"}.items():
+        path = step / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    carried = stored_run.carried(step)
+    assert isinstance(carried.files, ray.ObjectRef), "the bytes go once, however many the ranks"
+
+    @ray.remote(num_cpus=0)
+    def of_a_rank(given: Any) -> dict[str, bytes]:
+        return dict(given.get())
+
+    assert ray.get(of_a_rank.remote(carried), timeout=60) == files

@@ -9,7 +9,7 @@ import pytest
 import torch
 from trainsync import RunContext, load_sharded
 from trainsync.api.protocol import SaveKind
-from trainsync.checkpoint.errors import CorruptCheckpointError
+from trainsync.checkpoint.errors import CorruptCheckpointError, LoadTimeoutError
 from trainsync.checkpoint.load.loading import Loaded, load_shard
 from trainsync.checkpoint.load.ranges import AT_ONCE
 from trainsync.storage.block_digests import beside
@@ -57,14 +57,17 @@ def save(place: Place, step: int, layers: int) -> None:
         saving.finish(step, timeout=60)
 
 
-def load(place: Place, layers: int) -> tuple[Loaded, torch.nn.Module]:
+def load(
+    place: Place, layers: int, timeout: float = 1800.0, rate: float = 0.0
+) -> tuple[Loaded, torch.nn.Module]:
     model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(layers)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     with RunContext.from_env(place.url()) as ctx:
         resume = ctx.resume()
         assert resume is not None
         place.proxy.sent.clear()
-        return load_sharded(resume, model=model, optimizer=optimizer), model
+        place.proxy.rate = rate
+        return load_sharded(resume, model=model, optimizer=optimizer, timeout=timeout), model
 
 
 def sent(place: Place) -> int:
@@ -116,6 +119,12 @@ def test_an_answer_that_is_cut_off_is_asked_for_again(place: Place, fault: Fault
     _, model = load(place, 2)
     assert rule.left == 0
     assert torch.equal(next(model.parameters()), next(trained(2, 3.0)[0].parameters()))
+
+
+def test_a_load_from_a_bucket_that_is_slow_ends_at_its_deadline(place: Place) -> None:
+    save(place, 3, 8)  # 96 MB, which come in some 12 s
+    with pytest.raises(LoadTimeoutError, match="step 3 could not be read in time"):
+        load(place, 8, timeout=2.0, rate=float(MB))
 
 
 def test_a_byte_that_changed_on_its_way_is_read_again(place: Place) -> None:

@@ -8,7 +8,7 @@ import pytest
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.objects import commits
 
-from tests.distributed.engines import megatron_whole
+from tests.distributed.engines import megatron_verl_bucket, megatron_whole
 from tests.distributed.ranks import run_ranks, values_of
 from tests.store.conftest import Place
 
@@ -58,3 +58,20 @@ def test_any_layout_goes_on_from_the_bucket_to_the_last_bit_and_damage_sends_it_
         assert seen["older"] == 2
     assert any("CorruptCheckpointError" in seen["told"] for seen in last)
     assert all(OPTIM.removeprefix("actor/") in seen["told"] for seen in last)
+
+
+def test_verls_engine_goes_on_from_the_bucket_and_damage_reaches_both_ranks(
+    place: Place, tmp_path: Path
+) -> None:
+    environ = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    given = (place.url(), environ, tmp_path / "hf", place.files / "runs/a")
+    for seen in values_of(run_ranks(megatron_verl_bucket.by_verl, *given, seconds=240)):
+        assert seen["resumed"] == seen["went on"]
+        assert seen["data parallel"] == seen["saved"]
+        assert "hf_model among save_contents is written by Megatron's engine" in seen["export"]
+        assert OPTIM.replace("size_1_rank_0", "size_2_rank_1") in seen["damaged"]
+        assert seen["unchanged"]
+    bucket = place.open()
+    weights = commits.read_manifest(bucket, SaveKind.STATE_DICT, 1)
+    assert weights.keys.items() <= commits.read_manifest(bucket, CHECKPOINT, 1).keys.items()
+    assert commits.committed_steps(bucket, CHECKPOINT) == [1]

@@ -84,3 +84,21 @@ def test_an_agent_ends_also_when_another_thread_than_the_main_one_gets_the_signa
         agent.kill()
         agent.wait()
         bound.close()
+
+
+def test_an_agent_of_a_bucket_says_that_obstore_is_missing_in_one_sentence(
+    server: FakeServer, memory: Path
+) -> None:
+    program = (
+        "import sys; sys.modules['obstore'] = None; from trainsync.agent.__main__ import main; "
+        "sys.exit(main())"
+    )
+    command = [
+        sys.executable, "-c", program, "--server", server.url,
+        "--directory", "s3://bucket/runs/a", "--memory", str(memory), "--port", "0",
+    ]  # fmt: skip
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    assert ended.returncode == 1
+    (line,) = [line for line in ended.stderr.splitlines() if not line.startswith("{")]
+    assert line.startswith("trainsync agent: s3://bucket/runs/a needs the package obstore")
+    assert "pip install obstore`" in line

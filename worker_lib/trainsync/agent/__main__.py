@@ -15,6 +15,7 @@ from trainsync.agent.settings import AgentSettings, read_settings
 from trainsync.api import env
 from trainsync.kube.logging import configure
 from trainsync.runtime.errors import SettingsError
+from trainsync.storage.objects.errors import StoreUrlError
 from trainsync.weights.errors import DeltaError, SharedMemoryError
 
 _LOG = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ _CANNOT_RUN = (
     EndpointError,
     SettingsError,
     SharedMemoryError,
+    StoreUrlError,
     OSError,
 )
 

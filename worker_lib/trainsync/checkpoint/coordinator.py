@@ -208,6 +208,11 @@ class CheckpointCoordinator:
         return self._run.root
 
     @property
+    def where(self) -> Path | str:
+        """The run's directory, or the URL of the store that its checkpoints are in."""
+        return str(self._where) if self._run is None else self._run.root
+
+    @property
     def memory(self) -> MemoryPlace | None:
         """Where shards are kept in memory, too; None: nowhere."""
         return None if self._kept is None else self._kept.place

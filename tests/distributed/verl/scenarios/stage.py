@@ -40,14 +40,15 @@ class Stage:
 
 
 class Run:
-    """A run's directory, joined by this rank."""
+    """A run's directory or bucket, joined by this rank."""
 
-    def __init__(self, stage: Stage, directory: Path) -> None:
-        self.directory = directory
-        self.context = RunContext.from_env(directory)
+    def __init__(self, stage: Stage, where: Path | str) -> None:
+        self.directory = Path(where)
+        self.where = where
+        self.context = RunContext.from_env(where)
 
     def path(self, step: int) -> str:
-        return str(self.directory / f"global_step_{step}" / "actor")
+        return f"{self.where}/global_step_{step}/actor"
 
     def install(
         self,
@@ -64,7 +65,7 @@ class Run:
             failpoints.enable(failpoints.SAVE, phase)
         coordinator = CheckpointCoordinator(
             self.context.monitor,
-            self.directory,
+            self.where,
             rank=dist.get_rank(),
             world_size=dist.get_world_size(),
             overlapped=overlapped,

@@ -100,3 +100,42 @@ def test_a_run_is_recognised_behind_a_link_and_from_the_working_directory(
     for path in ("run/global_step_1/actor", tmp_path / "link/global_step_1/actor"):
         assert step_and_folder(path, run) == (1, "actor")
     assert inside_run("elsewhere", run) is None
+
+
+URL = "s3://bucket/runs/a"
+
+
+@pytest.mark.parametrize("before", ["", "/tmp/x/", "/home/me/", "relative/"])
+@pytest.mark.parametrize("url", [URL, "s3:/bucket/runs/a", "s3:///bucket/runs/a/"])
+def test_a_run_in_a_store_is_recognised_by_its_url_in_any_path_that_verl_makes_of_it(
+    before: str, url: str
+) -> None:
+    path = f"{before}{url}/global_step_7/actor"
+    assert step_and_folder(path, URL) == (7, "actor")
+    assert subdirectory(Path(path), lambda: URL, 7) == "actor"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "s3://bucket/runs/ab/global_step_7/actor",
+        "s3://other/runs/a/global_step_7/actor",
+        "gs://bucket/runs/a/global_step_7/actor",
+        "/bucket/runs/a/global_step_7/actor",
+        "s3://bucket/runs/a/actor",
+        "s3://bucket/runs/a/global_step_7",
+        "s3://bucket/runs/a/global_step_7/../../x",
+        "actor",
+    ],
+)
+def test_another_store_is_none_of_the_run(path: str) -> None:
+    with pytest.raises((UnsafePathError, ValueError)):
+        step_and_folder(path, URL)
+
+
+def test_a_folder_of_another_step_of_a_store_is_refused_and_both_are_named() -> None:
+    path = f"{URL}/global_step_8/actor"
+    with pytest.raises(ValueError, match="expected a folder in") as refused:
+        subdirectory(path, lambda: URL, 7)
+    assert f"'{path}'; expected" in str(refused.value)
+    assert f"{URL}/global_step_7" in str(refused.value)

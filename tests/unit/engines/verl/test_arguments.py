@@ -27,6 +27,17 @@ def test_a_models_place_is_known_in_the_run_and_where_the_trainer_writes_meanwhi
     assert model_place(aside, RUN, 3, model) == SaveTarget(model, held=True)
 
 
+def test_a_models_place_in_a_store_is_known_and_where_the_trainer_writes_meanwhile() -> None:
+    url = "s3://bucket/runs/a"
+    assert model_place(f"{url}/global_step_3/actor", url, 3, "actor") == SaveTarget(
+        "actor", held=False
+    )
+    aside = held_directory(Path("/tmp/x/s3:/bucket/runs/a"), "main") / "global_step_3" / "actor"
+    assert model_place(aside, url, 3, "actor") == SaveTarget("actor", held=True)
+    with pytest.raises(ValueError, match=f"expected {url}/global_step_N/<folder>"):
+        model_place("/run/global_step_3/actor", url, 3, "actor")
+
+
 @pytest.mark.parametrize(
     ("path", "why"),
     [

@@ -94,20 +94,22 @@ def load_sharded(
         combine_dataloaders: makes this rank's dataloader state out of those of all ranks that
             saved, in their order; needed where they were another number.
         subdir: folder inside the step's directory.
-        timeout: seconds to wait for the slowest rank, at each of six points.
+        timeout: seconds to wait for the slowest rank, at each of six points; and in which a rank
+            reads all of its part of a bucket.
 
     Raises:
         TypeError: ``resume`` is None: there is nothing to load.
         CorruptCheckpointError: a file is missing, cut short or differs; names it.
         StateMismatchError: it does not fit; says what was expected.
         UnsupportedStateError: scheduler or dataloader cannot be restored.
+        LoadTimeoutError, StoreError: the bucket was not read in time, or cannot be read.
         LoadFailedError: another rank failed; names it, and its cause.
         PeerLostError: another rank is gone; within 15 s.
     """
     require_resume(resume, "load_sharded")
     began = time.monotonic()
     ranks = open_agreement("load", timeout, LoadFailedError, LoadPeerLostError)
-    with StepFiles(resume) as files:
+    with StepFiles(resume, began + timeout) as files:
         load = _RankLoad(resume, subdir, ranks, files)
         bring(resume, load.own_paths, files.memory, ranks, timeout / 4)
 

@@ -39,7 +39,7 @@ class ModelSaves:
     ) -> None:
         self.model = model_of(coordinator.component_prefix)
         self.commits = commits or StepCommits(
-            coordinator.directory, coordinator.watch(), coordinator.rank
+            coordinator.where, coordinator.watch(), coordinator.rank
         )
         self.steps = SavedSteps(coordinator, self.commits.watch)
         self.commits.join(self.model, self.steps)
@@ -47,7 +47,7 @@ class ModelSaves:
 
     def place(self, local_path: str, step: int) -> SaveTarget:
         """See `model_place`."""
-        return model_place(local_path, self._coordinator.directory, step, self.model)
+        return model_place(local_path, self._coordinator.where, step, self.model)
 
     def stage(
         self,

@@ -1,4 +1,4 @@
-"""Which saves a checkpoint consists of, and which rank writes what; it looks at the disk once.
+"""Which saves a checkpoint consists of, and which rank writes what; it looks at the run once.
 
 The weights of a checkpoint are its step's state dict, registered with it and reused. An adapter
 alone, weights alone, and a step whose state dict was skipped have a ``model`` of their own in the
@@ -12,6 +12,8 @@ from pathlib import Path
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.save.registration import Participants, all_ranks
 from trainsync.storage.layout import RunDirectory
+from trainsync.storage.objects import commits
+from trainsync.storage.objects.of_run import open_run_store
 
 OPTIMIZER, EXTRA, HF_MODEL, MODEL = "optim", "extra_state", "hf_model", "model"
 
@@ -106,7 +108,8 @@ def choose_model_mode(
         alone: the checkpoint has nothing else, and needs a participant of its own.
         saved: the step whose state dict this attempt saved last.
         skipped: the last step whose state dict was given up for want of memory.
-        exists: a state dict of the step is committed.
+        exists: a state dict of the step is committed, whose files those of the checkpoint would
+            replace: on a volume.
     """
     if not wanted:
         return ModelMode.NONE
@@ -117,6 +120,15 @@ def choose_model_mode(
     return ModelMode.OWN_UNWATCHED if exists and saved != step else ModelMode.OWN
 
 
-def state_dict_exists(directory: Path, step: int) -> bool:
-    """Whether a state dict of ``step`` is committed in the run's directory."""
-    return RunDirectory(directory).manifest(SaveKind.STATE_DICT, step).is_file()
+def state_dict_exists(where: Path | str, step: int) -> bool:
+    """Whether a state dict of ``step`` is committed in the run.
+
+    Args:
+        where: its directory, or the URL of its store, of which that takes a request.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    if isinstance(where, str):
+        return commits.is_committed(open_run_store(where), SaveKind.STATE_DICT, step)
+    return RunDirectory(where).manifest(SaveKind.STATE_DICT, step).is_file()

@@ -17,10 +17,14 @@ from trainsync.checkpoint.load.loading import rank_shard_path, read_shard
 from trainsync.checkpoint.load.reshard.shard_files import allow_dtensors, find_component
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.load.step_files import StepFiles
+from trainsync.checkpoint.load.stored import StoredFiles
 from trainsync.checkpoint.shard_names import shard_file_name
 from trainsync.engines.checkpoints.paths import inside_run, step_and_folder
-from trainsync.storage.errors import StorageError
-from trainsync.storage.layout import RunDirectory
+from trainsync.storage.errors import DamagedFileError, StepGoneError, StorageError
+from trainsync.storage.layout import RunDirectory, step_name
+from trainsync.storage.objects import commits
+from trainsync.storage.objects.address import is_url
+from trainsync.storage.objects.of_run import open_run_store
 from trainsync.storage.saves.manifest import read_manifest
 
 logger = logging.getLogger(__name__)
@@ -59,17 +63,34 @@ def open_source(local_path: str | Path, coordinator: CheckpointCoordinator) -> S
         coordinator: of the run.
 
     Raises:
-        CorruptCheckpointError: in the run's directory, and not committed.
-        ValueError: in the run's directory, and not a folder of a step.
+        CorruptCheckpointError: in the run, and not committed.
+        StoreError: the run's store cannot be read.
+        ValueError: in the run, and not a folder of a step; or in a store that is not the run's.
     """
-    if inside_run(local_path, coordinator.directory) is None:
-        logger.warning(
-            "%s is not in the run's directory %s: it is loaded without being verified",
-            local_path,
-            coordinator.directory,
-        )
+    if is_elsewhere(local_path, coordinator):
         return ForeignDirectory(Path(local_path))
     return committed_step(local_path, coordinator)
+
+
+def is_elsewhere(local_path: str | Path, coordinator: CheckpointCoordinator) -> bool:
+    """Whether ``local_path`` is no place of the run; warns of what is loaded from there.
+
+    Raises:
+        ValueError: it is in a store that is not the run's.
+    """
+    if inside_run(local_path, coordinator.where) is not None:
+        return False
+    if is_url(str(local_path)):
+        raise ValueError(
+            f"{local_path} is not a place of this run, which is in {coordinator.where}; expected a "
+            "directory, to which `trainsync checkpoints cp` copies a step of another bucket"
+        )
+    logger.warning(
+        "%s is not in the run's place %s: it is loaded without being verified",
+        local_path,
+        coordinator.where,
+    )
+    return True
 
 
 def committed_step(local_path: str | Path, coordinator: CheckpointCoordinator) -> "CommittedStep":
@@ -80,10 +101,14 @@ def committed_step(local_path: str | Path, coordinator: CheckpointCoordinator) -
 
     Raises:
         CorruptCheckpointError: it is not committed.
+        StoreError: the run's store cannot be read.
         ValueError: it is not a folder of a step.
     """
-    run = RunDirectory(coordinator.directory)
-    step, folder = step_and_folder(local_path, run.root)
+    where = coordinator.where
+    step, folder = step_and_folder(local_path, where)
+    if isinstance(where, str):
+        return CommittedStep(_stored(local_path, where, step, coordinator), folder)
+    run = RunDirectory(where)
     try:
         committed = read_manifest(run, SaveKind.CHECKPOINT, step)
     except FileNotFoundError:
@@ -102,6 +127,26 @@ def committed_step(local_path: str | Path, coordinator: CheckpointCoordinator) -
         coordinator.report_load,
     )
     return CommittedStep(resume, folder)
+
+
+def _stored(
+    local_path: str | Path, url: str, step: int, coordinator: CheckpointCoordinator
+) -> Resume:
+    try:
+        found = commits.read_manifest(open_run_store(url), SaveKind.CHECKPOINT, step)
+    except StepGoneError as error:
+        raise CorruptCheckpointError(f"{local_path} cannot be loaded: {error}") from None
+    except DamagedFileError as error:
+        raise CorruptCheckpointError(f"{local_path} cannot be loaded: {error}") from error
+    return Resume(
+        step,
+        Path(url) / step_name(step),
+        found.manifest,
+        partial(coordinator.report_damage, step, found.digest),
+        coordinator.memory,
+        coordinator.report_load,
+        StoredFiles(url, dict(found.keys)),
+    )
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,14 @@ class StepCommits:
     told of the same saves; rank 0 registers.
 
     Args:
-        directory: the run's directory.
+        where: the run's directory, or the URL of its store.
         watch: registers saves, and remembers those that did not commit.
         rank: of this process.
     """
 
-    def __init__(self, directory: Path, watch: SaveWatch, rank: int) -> None:
+    def __init__(self, where: Path | str, watch: SaveWatch, rank: int) -> None:
         self.watch = watch
-        self._run = RunDirectory(directory)
+        self._run = None if isinstance(where, str) else RunDirectory(where)
         self._rank = rank
         self._saved: dict[str, SavedSteps] = {}
         self._step: int | None = None  # the one that is being collected
@@ -64,7 +64,7 @@ class StepCommits:
         self._tolerant |= tolerant
         if held:
             return
-        if self._rank == 0:
+        if self._rank == 0 and self._run is not None:
             open_step(self._run, participants.step)
         if self._saved.keys() <= self._parts.keys():
             self._register()

@@ -144,7 +144,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
 
         Args:
             local_path: ``<run directory>/global_step_N/actor``, of this step (a critic's:
-                ``…/critic``); None does nothing.
+                ``…/critic``); in a bucket its URL for the directory; None does nothing.
             hdfs_path: refused, but for a number, which is the reference's ``global_step``.
             max_ckpt_to_keep: only compared with the run's ``maxToKeep``, which counts.
             save_as_hf: export the whole model to ``huggingface/`` too, as ``hf_model`` among
@@ -205,10 +205,10 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
             return
         doing = f"saving the state dict of step {global_step}"
         check = partial(self._check_state_dict, local_path, global_step)
-        folder, exists = on_all_ranks(check, doing)[0]
+        begins = self.previous_state_dict_step is None and global_step == self._start_step
+        folder, exists = on_all_ranks(partial(check, begins), doing)[0]
         if global_step in (self.previous_state_dict_step, self._skipped_state_dict):
             return
-        begins = self.previous_state_dict_step is None and global_step == self._start_step
         by_commit = self.synchronizer is not None and self.sync_method is SyncMethod.CHECKPOINT
         if begins and (exists or (global_step == 0 and not by_commit)):
             self.previous_state_dict_step = global_step
@@ -303,8 +303,9 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         else:
             self._skipped_state_dict = step
 
-    def _check_state_dict(self, local_path: str, step: int) -> tuple[str, bool]:
-        """Where the step's state dict goes, and whether one is committed already."""
+    def _check_state_dict(self, local_path: str, step: int, begins: bool) -> tuple[str, bool]:
+        """Where the step's state dict goes; and, of the step that training starts from, whether one
+        is committed already: rank 0 alone looks."""
         self._saves.steps.check()
         if self._saves.model != ACTOR:
             raise ValueError(
@@ -313,7 +314,8 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         folder = self._saves.place(local_path, step).folder
         if self._sent is LoRAWeights.MERGED:
             folder = MERGED
-        return folder, state_dict_exists(self.coordinator.directory, step)
+        looks = begins and self.rank == 0
+        return folder, looks and state_dict_exists(self.coordinator.where, step)
 
     def _stage_state_dict(self, folder: str, step: int) -> bool:
         """Whether the coordinator took it."""
@@ -373,6 +375,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
         # A critic's weights are no state dict, since explorers take the actor's; and one with the
         # adapter merged into it is nothing to go on from.
         apart = self._saves.model != ACTOR or self._sent is LoRAWeights.MERGED
+        in_store = isinstance(self.coordinator.where, str)  # where every save has its own objects
         mode = choose_model_mode(
             step,
             wanted=self.should_save_model,
@@ -380,7 +383,7 @@ class FSDPCheckpointManager(MonitoredRetention, VerlFSDPCheckpointManager):
             alone=apart or not (components or export),
             saved=self._state_dict_step,
             skipped=self._skipped_state_dict,
-            exists=not apart and state_dict_exists(self.coordinator.directory, step),
+            exists=not (apart or in_store) and state_dict_exists(self.coordinator.where, step),
         )
         return SavePlan(place.folder, mode, components, export, held=place.held)
 

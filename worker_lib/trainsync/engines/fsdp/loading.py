@@ -85,7 +85,7 @@ class PartsLoader:
         """Load what as many ranks saved, from memory where it lies there."""
         resume, coordinator = source.resume, self._coordinator
         own = partial(source.own_paths, names, coordinator.rank, coordinator.world_size)
-        with StepFiles(resume) as files:
+        with StepFiles(resume, began + _LOAD_SECONDS) as files:
             ranks = open_agreement("load", _LOAD_SECONDS, LoadFailedError, LoadPeerLostError)
             bring(resume, own, files.memory, ranks, _LOAD_SECONDS / 4)
             self._load_parts(partial(source.read_from, files), names, doing)

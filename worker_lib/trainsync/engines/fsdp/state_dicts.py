@@ -53,7 +53,8 @@ def fsdp_save_state_dict(
     Every rank calls this function; with FSDP1 the call is a collective.
 
     Args:
-        local_path: ``<run directory>/global_step_N/actor``, or ``actor``, as in a bucket.
+        local_path: ``<run directory>/global_step_N/actor``, or ``actor``; in a bucket with its
+            URL for the directory.
         proof: of these weights, by `trainsync.weights.proof.asking.Prover` on all ranks; rank 0
             writes it as ``PROOF.json``. None: servers cannot prove the version.
 
@@ -71,7 +72,7 @@ def fsdp_save_state_dict(
             module,
             chosen_state(module, trained.lora),
             global_step,
-            subdirectory(local_path, lambda: coordinator.directory, global_step),
+            subdirectory(local_path, lambda: coordinator.where, global_step),
             config.get_processor() if hasattr(config, "get_processor") else None,
             {} if proof is None else {PROOF_NAME: encode_proof(proof)},
         )

@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
-from trainsync.checkpoint.errors import LoadFailedError, LoadPeerLostError, StateMismatchError
+from trainsync.checkpoint.errors import (
+    LoadFailedError,
+    LoadPeerLostError,
+    StateMismatchError,
+    UnsupportedPlaceError,
+)
 from trainsync.checkpoint.load.account import LoadedBytes, report
 from trainsync.checkpoint.load.reshard.shard_files import Component, find_component
 from trainsync.checkpoint.load.resume import Resume
@@ -21,7 +26,6 @@ from trainsync.dist.agreement import Agreement
 from trainsync.dist.group_agreement import open_agreement
 from trainsync.engines.adapt import adapt
 from trainsync.engines.checkpoints.model_saves import ModelSaves
-from trainsync.engines.checkpoints.paths import inside_run
 from trainsync.engines.checkpoints.save_plan import (
     ENGINE,
     EXTRA,
@@ -30,7 +34,7 @@ from trainsync.engines.checkpoints.save_plan import (
     ModelMode,
     SavePlan,
 )
-from trainsync.engines.checkpoints.shard_source import committed_step
+from trainsync.engines.checkpoints.shard_source import committed_step, is_elsewhere
 from trainsync.engines.checkpoints.step_commits import StepCommits
 from trainsync.engines.megatron.layout import ParallelLayout
 from trainsync.engines.megatron.loading import component_of, load_state
@@ -121,12 +125,14 @@ class MegatronCheckpoints(MonitoredRetention):
 
         Args:
             local_path: ``<run directory>/global_step_N/actor``, of this step (a critic's:
-                ``…/critic``); None does nothing.
+                ``…/critic``); in a bucket its URL for the directory; None does nothing.
             hdfs_path: refused.
             max_ckpt_to_keep: only compared with the run's ``maxToKeep``, which counts.
 
         Raises:
             ValueError: an argument is not as its line in Args says.
+            UnsupportedPlaceError: the engine would write a part for itself, and the run's
+                checkpoints are in a bucket.
             PeerFailedError: another rank failed before the engine began to write.
             CheckpointError, MonitorError: this rank, or an earlier save.
         """
@@ -184,13 +190,7 @@ class MegatronCheckpoints(MonitoredRetention):
         if local_path is None:
             return
         refuse_hdfs(hdfs_path)
-        directory = self.coordinator.directory
-        if inside_run(local_path, directory) is None:
-            logger.warning(
-                "%s is not in the run's directory %s: it is loaded without being verified",
-                local_path,
-                directory,
-            )
+        if is_elsewhere(local_path, self.coordinator):
             self._engine.load_checkpoint(Path(local_path))
             return
         began = time.monotonic()
@@ -201,7 +201,7 @@ class MegatronCheckpoints(MonitoredRetention):
         needs = [Need(host, frozenset(paths)) for host, paths in map(json.loads, answers)]
         sizes = found.sizes
         ranks.do("checking the files", lambda: found.check(assign(needs, sizes)[ranks.rank]))
-        read = self._load_staged(found, ranks, with_model=MODEL in wanted)
+        read = self._load_staged(found, ranks, began, with_model=MODEL in wanted)
 
         def load_rest() -> str:
             if found.rest:
@@ -227,9 +227,12 @@ class MegatronCheckpoints(MonitoredRetention):
     # -- inside -------------------------------------------------------------------------------
 
     def _load_staged(
-        self, found: "_Committed", ranks: Agreement, *, with_model: bool
+        self, found: "_Committed", ranks: Agreement, began: float, *, with_model: bool
     ) -> LoadedBytes:
         """Load what the coordinator wrote, from memory where it lies there.
+
+        Args:
+            began: the load, by `time.monotonic`.
 
         Returns:
             The bytes that this rank read; what an engine reads for itself is not among them.
@@ -239,7 +242,7 @@ class MegatronCheckpoints(MonitoredRetention):
             components[MODEL] = component_of(found.resume, MODEL, found.folder)
         if not components:
             return LoadedBytes()
-        with StepFiles(found.resume) as files:
+        with StepFiles(found.resume, began + _LOAD_SECONDS) as files:
             shards = StepShards(found.resume, files, ranks)
             shards.bring(components.values(), _LOAD_SECONDS / 4)
             schedule = self._restores_schedule
@@ -259,6 +262,13 @@ class MegatronCheckpoints(MonitoredRetention):
                 staged.append(EXTRA)
             elif name != MODEL:
                 by_engine.append(name)
+        if by_engine and isinstance(self.coordinator.where, str):
+            raise UnsupportedPlaceError(
+                f"{', '.join(by_engine)} among save_contents is written by Megatron's engine "
+                "itself, which cannot read it from a bucket; expected save_contents=[model, "
+                "optimizer, extra] with the distributed optimizer on the device, or a run on a "
+                "volume"
+            )
         model = ModelMode.NONE
         if MODEL in contents:
             # Explorers take the actor's weights; weights alone need a participant of their own.
@@ -357,6 +367,11 @@ class _Committed:
             else:
                 rest.append(name)
         self.rest = tuple(rest)
+        if self.rest and self.resume.store is not None:
+            raise StateMismatchError(
+                f"{self._local_path} has no {', '.join(self.rest)}; expected load_contents without "
+                "them, or a checkpoint that was saved with them"
+            )
         if not self.rest:
             return json.dumps([socket.gethostname(), []])
         self._same_layout()

@@ -60,7 +60,8 @@ def megatron_save_state_dict(
     Every rank calls it.
 
     Args:
-        local_path: ``<run directory>/global_step_N/actor``, or ``actor``, as in a bucket.
+        local_path: ``<run directory>/global_step_N/actor``, or ``actor``; in a bucket with its
+            URL for the directory.
         synchronous: let any engine write with its own code.
 
     Raises:
@@ -71,7 +72,7 @@ def megatron_save_state_dict(
             an engine that writes with its own code.
     """
     trained = require_megatron(engine)
-    subdir = subdirectory(local_path, lambda: coordinator.directory, global_step)
+    subdir = subdirectory(local_path, lambda: coordinator.where, global_step)
     layout = ParallelLayout()
     if synchronous or getattr(trained, "writes_for_itself", False):
         _ = coordinator.directory  # refused in a bucket, where no reader takes what engines write

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
-from trainsync.engines.checkpoints.paths import inside_run, step_and_folder
+from trainsync.engines.checkpoints.paths import inside_run, split
 from trainsync.runtime.context import RunContext
 from trainsync.storage.layout import INTERNAL
 
@@ -26,7 +26,8 @@ TOTAL_STEPS: Final = "TRAINSYNC_VERL_TOTAL_STEPS"
 """Environment variable: the run's last step, where the optimizer counts other steps."""
 
 _HELD: Final = (INTERNAL, TRAINER)
-"""Folders in the run's directory for files of verl's trainer, until a commit collects them."""
+"""Folders of the run for files of verl's trainer, until a commit collects them; see
+`held_directory`."""
 
 _DEPRECATED: Final = "tokenizer"
 """verl's undocumented old name of ``processing_class``."""
@@ -56,35 +57,39 @@ class SaveTarget:
 
 
 def held_directory(directory: Path, name: str) -> Path:
-    """Directory of verl's trainer for the save ``name``, in place of the run's ``directory``."""
+    """Directory of verl's trainer for the save ``name``, in place of the run's ``directory``; of a
+    run in a store, of a local directory whose path ends with the store's URL."""
     return directory.joinpath(*_HELD, name)
 
 
-def place_of(local_path: str | Path, directory: Path, step: int) -> SaveTarget:
+def place_of(local_path: str | Path, run: Path | str, step: int) -> SaveTarget:
     """The step and folder that ``local_path`` names.
 
+    Args:
+        run: its directory, or the URL of its store.
+
     Raises:
-        ValueError: the path is neither ``<run directory>/global_step_N/<folder>`` of this step nor
-            such a path in a directory of `held_directory`.
+        ValueError: the path is neither ``<run>/global_step_N/<folder>`` of this step nor such a
+            path in a directory of `held_directory`.
     """
-    inside = inside_run(local_path, directory)
+    inside = inside_run(local_path, run)
     held = inside is not None and inside.parts[: len(_HELD)] == _HELD
     if held and inside is not None:
         inside = Path(*inside.parts[len(_HELD) + 1 :])
-    named, folder = step_and_folder(directory / inside if inside else local_path, directory)
+    named, folder = split(inside, local_path, run)
     if named != step:
         raise ValueError(f"{local_path} is of step {named}, but global_step is {step}")
     return SaveTarget(folder, held)
 
 
-def model_place(local_path: str | Path, directory: Path, step: int, model: str) -> SaveTarget:
+def model_place(local_path: str | Path, run: Path | str, step: int, model: str) -> SaveTarget:
     """`place_of` for a model's save.
 
     Raises:
         ValueError: as `place_of`; or the path is in another model's folder, whose parts the save
             would replace.
     """
-    place = place_of(local_path, directory, step)
+    place = place_of(local_path, run, step)
     if place.folder != model:
         raise ValueError(
             f"{local_path} is in the folder {place.folder}; expected {model}, since this is the "
@@ -98,7 +103,7 @@ def refuse_hdfs(hdfs_path: str | None) -> None:
     if hdfs_path is not None:
         raise ValueError(
             f"hdfs_path is {hdfs_path!r}; expected None: checkpoints are committed on the run's "
-            "volume (unset trainer.default_hdfs_dir)"
+            "volume, or in its bucket (unset trainer.default_hdfs_dir)"
         )
 
 

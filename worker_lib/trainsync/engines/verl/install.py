@@ -9,13 +9,12 @@ from typing import Any, Final
 
 from trainsync.api.spec import SyncMethod
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
-from trainsync.checkpoint.load.verify import verify
 from trainsync.engines.adapt import adapt
 from trainsync.engines.agree import on_all_ranks
 from trainsync.engines.checkpoints.paths import inside_run
 from trainsync.engines.checkpoints.shard_source import committed_step
 from trainsync.engines.checkpoints.step_commits import StepCommits
-from trainsync.engines.checkpoints.trainer_state import TrainerState, is_trainers
+from trainsync.engines.checkpoints.trainer_state import TrainerState, verify_trainers
 from trainsync.engines.fsdp.checkpoint_manager import FSDPCheckpointManager
 from trainsync.engines.megatron.checkpoints import MegatronCheckpoints
 from trainsync.engines.protocol import LoRAWeights, is_megatron
@@ -104,7 +103,7 @@ def install_checkpoint_manager(
     commits = _COMMITS.get(context)
     if commits is None:
         watch = coordinator.watch()
-        commits = _COMMITS[context] = StepCommits(coordinator.directory, watch, coordinator.rank)
+        commits = _COMMITS[context] = StepCommits(coordinator.where, watch, coordinator.rank)
     keep = context.checkpoint.max_to_keep
     manager: Manager
     if megatron:
@@ -156,13 +155,13 @@ class _ThroughTheRun:
 
         def save_checkpoint(
             local_path: str | None,
-            hdfs_path: str | None = None,
+            hdfs_path: Any = None,
             global_step: int = 0,
             max_ckpt_to_keep: int | None = None,
             **kwargs: Any,
         ) -> None:
             if self._is_trainers(local_path, global_step):
-                self._trainer.save(Path(str(local_path)), global_step)
+                self._trainer.save(Path(str(local_path)), global_step, hdfs_path)
             else:
                 if self._coordinator.rank == 0 and self._commits.registered != global_step:
                     self._context.answer_stop(global_step)
@@ -184,27 +183,21 @@ class _ThroughTheRun:
 
         def load_checkpoint(local_path: str | None, *args: Any, **kwargs: Any) -> None:
             load(local_path, *args, **kwargs)
-            if not local_path or not inside_run(local_path, self._coordinator.directory):
+            if not local_path or not inside_run(local_path, self._coordinator.where):
                 return
 
             def check() -> None:
                 if self._coordinator.rank == 0:
-                    self._verify_trainers(local_path)
+                    verify_trainers(committed_step(local_path, self._coordinator).resume)
 
             on_all_ranks(check, "checking the trainer's own state")
 
         return load_checkpoint
 
-    def _verify_trainers(self, local_path: str) -> None:
-        found = committed_step(local_path, self._coordinator).resume
-        for entry in found.manifest.files:
-            if is_trainers(entry.path):
-                verify(found, entry.path)
-
     def _is_trainers(self, local_path: str | None, step: int) -> bool:
         if local_path is None or Path(local_path).name != TRAINER:
             return False
-        place = place_of(local_path, self._coordinator.directory, step)
+        place = place_of(local_path, self._coordinator.where, step)
         return place.held and place.folder == TRAINER
 
 

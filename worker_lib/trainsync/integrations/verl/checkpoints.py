@@ -17,7 +17,7 @@ from verl.workers import engine as verl_engines
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
-from trainsync.engines.verl.arguments import ACTOR, CRITIC, component_prefix
+from trainsync.engines.verl.arguments import ACTOR, CRITIC, component_prefix, place_of
 from trainsync.engines.verl.install import has_value_head, install_checkpoint_manager
 from trainsync.integrations.verl import trainer
 from trainsync.integrations.verl.saving import SaveSettings, exit_in_order_on_sigterm
@@ -49,8 +49,30 @@ def _attach_at_the_end_of(kind: Any) -> None:
                 exit_in_order_on_sigterm()
             coordinator = settings.coordinator(context, component_prefix(model))
             install_checkpoint_manager(self, context, coordinator=coordinator)
+            if isinstance(coordinator.where, str):
+                self.save_checkpoint = _of_trainers_that_resume(self, coordinator.where)
 
     kind.initialize = initialize_and_attach
+
+
+def _of_trainers_that_resume(engine: Any, url: str) -> Callable[..., None]:
+    """``engine.save_checkpoint``, of a run in a store, for trainers alone that save through the
+    run: another one finds nothing there to resume from, and would begin anew after a restart."""
+    save: Callable[..., None] = engine.save_checkpoint
+
+    @functools.wraps(save)
+    def save_checkpoint(
+        local_path: Any, hdfs_path: Any = None, global_step: int = 0, *more: Any, **named: Any
+    ) -> None:
+        if local_path is not None and not place_of(local_path, url, global_step).held:
+            raise ValueError(
+                f"a trainer of verl's that does not save through the run saves into {local_path}; "
+                "expected PPOTrainer or RayPPOTrainer, or a run on a volume: verl's fully "
+                "asynchronous recipe and its SFT trainers cannot resume from a bucket"
+            )
+        save(local_path, hdfs_path, global_step, *more, **named)
+
+    return save_checkpoint
 
 
 def _install() -> None:

@@ -3,7 +3,8 @@
 verl's trainers write ``data.pt`` and ``transfer_queue/`` into ``global_step_N/`` themselves, after
 the models are staged. During a save, ours gives the trainer a separate directory in place of the
 run's. The commit takes the files there together with the models, so only the monitor writes into
-the step's directory, under any user and umask of the trainer.
+the step's directory, under any user and umask of the trainer. Of a run in a store the directory is
+a temporary one, and the files go to the rank that saves them by Ray: `stored_run`.
 """
 
 import functools
@@ -19,7 +20,7 @@ from typing import Any, Final
 
 from trainsync.api import env
 from trainsync.engines.verl.arguments import TRAINER, held_directory
-from trainsync.integrations.verl import stop_requests
+from trainsync.integrations.verl import stop_requests, stored_run
 from trainsync.storage import atomic
 from trainsync.storage.layout import step_name
 
@@ -53,7 +54,8 @@ def _checked(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if self.use_critic:
             _check_critic(self.config)
         stop_requests.listen(self)
-        return load(self)
+        with stored_run.resumable(self):
+            return load(self)
 
     return load_checkpoint
 
@@ -73,26 +75,41 @@ def _through_the_run(save: Callable[[Any], None]) -> Callable[[Any], None]:
 
     @functools.wraps(save)
     def save_checkpoint(self: Any) -> None:
-        run = Path(self.config.trainer.default_local_dir).absolute()
-        cluster = os.environ.get(env.CLUSTER, "main")
-        if not made:
-            _remove_leftovers(run, cluster)
-        aside = held_directory(run, f"{cluster}-{secrets.token_hex(8)}")
-        made[:] = [aside]
-        atomic.make_directory(aside, durably=False)
-        step = step_name(self.global_steps)
+        url = stored_run.store_of(self.config.trainer)
         asked = stop_requests.state() == "wait"
-        with _directory(self.config.trainer, aside), _callback(self, run / step):
-            save(self)
-            # The trainer's last call for the step: the actor's first rank collects the files
-            # written so far.
-            self.actor_rollout_wg.save_checkpoint(
-                str(aside / step / TRAINER), None, self.global_steps
-            )
+        if url is None:
+            run = Path(self.config.trainer.default_local_dir).absolute()
+            cluster = os.environ.get(env.CLUSTER, "main")
+            if not made:
+                _remove_leftovers(run, cluster)
+            aside = held_directory(run, f"{cluster}-{secrets.token_hex(8)}")
+            made[:] = [aside]
+            atomic.make_directory(aside, durably=False)
+            _save_aside(save, self, aside, str(run), in_store=False)
+        else:
+            with stored_run.directory_for(url) as place:
+                aside = held_directory(place, "main")
+                aside.mkdir(parents=True)
+                _save_aside(save, self, aside, url, in_store=True)
         stop_requests.saved(self, asked)
 
     save_checkpoint.verls = save  # type: ignore[attr-defined]
     return save_checkpoint
+
+
+def _save_aside(
+    save: Callable[[Any], None], trainer: Any, aside: Path, run: str, *, in_store: bool
+) -> None:
+    """Let verl's trainer save with ``aside`` in place of the run's directory or URL ``run``."""
+    step = step_name(trainer.global_steps)
+    with _directory(trainer.config.trainer, aside), _callback(trainer, f"{run}/{step}"):
+        save(trainer)
+        # The trainer's last call for the step: the actor's first rank collects the files written
+        # so far.
+        carried = stored_run.carried(aside / step) if in_store else None
+        trainer.actor_rollout_wg.save_checkpoint(
+            str(aside / step / TRAINER), carried, trainer.global_steps
+        )
 
 
 def _remove_leftovers(run: Path, cluster: str) -> None:
@@ -112,7 +129,7 @@ def _directory(config: Any, aside: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _callback(trainer: Any, folder: Path) -> Iterator[None]:
+def _callback(trainer: Any, folder: str) -> Iterator[None]:
     """Context that delays ``on_save`` of verl's callback to the end and passes the real folder."""
     callback = getattr(trainer, "checkpoint_callback", None)
     if callback is None:  # older trainers have none
@@ -125,7 +142,7 @@ def _callback(trainer: Any, folder: Path) -> Iterator[None]:
     finally:
         trainer.checkpoint_callback = callback
     for call in calls:
-        callback.on_save(**{**call, "checkpoint_dir": str(folder), "async_save": True})
+        callback.on_save(**{**call, "checkpoint_dir": folder, "async_save": True})
 
 
 class _Noted:

@@ -30,7 +30,7 @@ def open_store(text: str, options: StoreOptions | None = None) -> Bucket:
     """The store that the URL ``text`` names. Nothing is asked of it yet.
 
     Raises:
-        StoreUrlError: the URL or an option is wrong.
+        StoreUrlError: the URL or an option is wrong, or obstore is not installed.
     """
     options = StoreOptions() if options is None else options
     url = address.parse(text)
@@ -40,6 +40,12 @@ def open_store(text: str, options: StoreOptions | None = None) -> Bucket:
         return Bucket(calls, str(url), limits, _open(url, options, limits.transfer_seconds))
     except StoreUrlError:
         raise
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        raise StoreUrlError(
+            f"{url} needs the package {package}, which is not installed here: "
+            f"`pip install {package}` in this environment or image"
+        ) from None
     except Exception as error:  # noqa: BLE001 - its text may have a setting's value in it
         kind = type(error).__name__
         raise StoreUrlError(f"{url}: cannot be opened with these settings ({kind})") from None
