@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
 from trainsync.api import names
 from trainsync.api.servers import Server
@@ -23,11 +24,17 @@ from trainsync_operator.reconcile.events import Recorder
 from trainsync_operator.reconcile.observed import Observed
 from trainsync_operator.reconcile.reads import ReadLiveError, Reads
 from trainsync_operator.reconcile.run import Problem, Run
+from trainsync_operator.reconcile.servers import groups
 from trainsync_operator.reconcile.servers.groups import Formed
 from trainsync_operator.reconcile.servers.reading import WORKLOADS
 from trainsync_operator.reconcile.servers.wanted import Wanted, why_missing
 
 _LOG = logging.getLogger(__name__)
+# Of a pod that is to go after all that belongs to it, or at once: reason of the Event, and cause.
+_WHY_DELETED: Final = {
+    True: ("ServerReplaced", "its server has lost a node, and begins anew"),
+    False: ("LostPodDeleted", "its node is lost, and nothing ends it"),
+}
 
 
 @dataclass
@@ -99,28 +106,31 @@ class Servers:
     async def _replace(
         self, run: Run, observed: Observed, refusals: Refusals, now: datetime, reads: Reads
     ) -> dict[str, Problem]:
-        """Delete the first pods of servers that have lost a node: all of their pods are made anew.
+        """Delete pods on lost nodes, and the first pods of servers that have lost a node, of which
+        all pods are made anew.
 
         Returns:
             The problems by entry.
         """
         problems = {}
-        for server, leader in self._formed.broken(run, observed):
-            name, uid = objects.name(leader), objects.metadata(leader)["uid"]
+        lost = [(*found, False) for found in groups.stranded(run, observed)]
+        broken = [(*found, True) for found in self._formed.broken(run, observed)]
+        for server, pod, after_all in lost + broken:
+            name, uid = objects.name(pod), objects.metadata(pod)["uid"]
             what = f"Pod {name}"
             if (known := refusals.known(what, uid, now)) is not None:
                 problems[server.name] = known
                 continue
             try:
-                await reads.delete(POD, run.namespace, name, uid, after_all=True)
+                await reads.delete(POD, run.namespace, name, uid, after_all=after_all)
             except ApiRefusedError as error:
                 message = f"The API server does not let {what} go: {error}"
                 problem = refusals.note(what, uid, Problem("Refused", message), now)
                 problems[server.name] = problem
                 continue
-            _LOG.info("deleted %s, whose server has lost a node", what)
-            message = f"{what} was deleted: its server has lost a node, and begins anew."
-            await self.events.transition(run, "ServerReplaced", message, now)
+            reason, why = _WHY_DELETED[after_all]
+            _LOG.info("deleted %s: %s", what, why)
+            await self.events.transition(run, reason, f"{what} was deleted: {why}.", now)
         return problems
 
     async def _ensure(

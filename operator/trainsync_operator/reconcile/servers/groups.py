@@ -14,7 +14,7 @@ from trainsync.api.servers import Server
 from trainsync_operator.builders.servers.hosts import LABEL_GROUP, LABEL_RANK, LEADING
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.objects import Object
-from trainsync_operator.reconcile.observed import Observed
+from trainsync_operator.reconcile.observed import Observed, read_pod
 from trainsync_operator.reconcile.run import Run
 
 Engines = frozenset[tuple[str, str]]
@@ -42,6 +42,15 @@ def of(server: Server, observed: Observed) -> Iterator[Group]:
             number = objects.labels(leader).get(LABEL_GROUP)
             alike = (pod for pod in pods if objects.labels(pod).get(LABEL_GROUP) == number)
             yield Group(leader, tuple(pod for pod in alike if pod is not leader))
+
+
+def stranded(run: Run, observed: Observed) -> Iterator[tuple[Server, Object]]:
+    """Pods on lost nodes: nothing ends them, and no other is made in their place before."""
+    large = {server.name: server for server in run.servers if server.nodes > 1}
+    for pod in observed.server_pods:
+        server = large.get(objects.labels(pod).get(names.LABEL_SERVER, ""))
+        if server is not None and read_pod(pod).stranded:
+            yield server, pod
 
 
 def ready(server: Server, observed: Observed) -> int:

@@ -26,7 +26,7 @@ from trainsync_operator.kube.store import Store
 from trainsync_operator.reconcile.reconcile import Reconciler
 from trainsync_operator.reconcile.trimmed import trim
 
-from tests.unit.operator.fake_api import events_of
+from tests.unit.operator.fake_api import SILENT_NODE, events_of
 from tests.unit.operator.reconcile.world import KEY, Ignore, World
 from tests.unit.operator.support import seconds, with_servers
 
@@ -54,6 +54,18 @@ class Large(World):
         monitor = MonitorSettings("monitor:1")
         self.operator = Reconciler(self.api, Ignore(), monitor, self.clock, store=store)
         self._store = store
+        # Of each pod that was deleted, whether it goes after all that belongs to it.
+        self.afterwards: list[bool] = []
+        delete = self.api.delete
+
+        async def noted(
+            kind: Kind, namespace: str, name: str, uid: str, *, after_all: bool = False
+        ) -> None:
+            await delete(kind, namespace, name, uid, after_all=after_all)
+            if kind is POD:
+                self.afterwards.append(after_all)
+
+        self.api.delete = noted  # type: ignore[method-assign]
 
     async def look(self) -> float | None:
         """A reconcile, after all news has come."""
@@ -306,6 +318,19 @@ async def test_a_server_that_lost_a_pod_begins_anew_before_another_is_in_its_pla
     world.delete_pod("0-1")
     await world.calm()
     assert world.deleted() == [f"{ROLLOUT}-0"]
+
+
+async def test_a_pod_on_a_lost_node_goes_at_once_and_with_it_its_server() -> None:
+    world = Large(entry())
+    await world.settle()
+    lost = world.pod("0-1")
+    lost["metadata"]["deletionTimestamp"] = "2026-01-01T00:05:00Z"
+    lost["status"]["conditions"] = SILENT_NODE
+    world.api.put(POD, lost)
+    await world.calm()
+    assert world.deleted() == [f"{ROLLOUT}-0-1", f"{ROLLOUT}-0"]
+    assert world.afterwards == [False, True], "no kubelet ends the first one"
+    assert {"LostPodDeleted", "ServerReplaced"} <= set(events_of(world.api))
 
 
 async def test_an_agent_that_began_again_costs_no_server() -> None:
