@@ -97,7 +97,7 @@ release-check: setup ## Wheel, sdist, chart package and SBOM into build/release,
 	$(BIN)/python -m release --uv $(UV)
 
 ##@ Test
-.PHONY: test test-unit test-store test-distributed test-cluster test-e2e test-on-clusters test-monitoring test-kueue test-policies test-devcluster test-vllm test-vllm-cluster test-sglang test-gpu test-compat faults
+.PHONY: test test-unit test-store test-distributed test-cluster test-e2e test-on-clusters test-monitoring test-kueue test-lws test-policies test-devcluster test-vllm test-vllm-cluster test-sglang test-gpu test-compat faults
 test: setup $(AZURITE_READY) ## All of the below, the fast ones first
 	$(MAKE) --jobs=2 test-unit-beside test-store-beside
 	$(MAKE) test-distributed
@@ -141,6 +141,9 @@ test-monitoring: setup monitoring-up images ## The chart's monitors, rules and a
 test-kueue: setup kueue-up images ## Runs that share a queue of the real Kueue, and preempt one another (root; not in `test`)
 	$(PYTEST) tests/kueue
 
+test-lws: setup lws-up images ## Servers of several nodes in pods of the real LWS (root; not in `test`)
+	$(PYTEST) tests/lws
+
 test-policies: setup $(POLICIES_READY) images ## The chart's NetworkPolicies, enforced, with runs that train (6 min; root; not in `test`)
 	$(PYTEST) tests/policies
 
@@ -167,7 +170,7 @@ faults: setup ## The fault matrix, every fault 200 times (some 45 min; root for 
 	$(BIN)/python -m tests.faults $(FAULT) --times $(TIMES)
 
 ##@ Cluster
-.PHONY: cluster-up cluster-down monitoring-up kueue-up policies-up images
+.PHONY: cluster-up cluster-down monitoring-up kueue-up lws-up policies-up images
 cluster-up: ## A real Kubernetes on this machine (root; 25 s; the first time 15 min for the Go builds); NODES=2
 	$(DEVCLUSTER) up --nodes $(NODES)
 
@@ -180,6 +183,9 @@ monitoring-up: cluster-up ## Add Prometheus 3 with its operator to it (the first
 
 kueue-up: cluster-up ## Add Kueue 0.16 to it (the first time some 3 min of Go builds)
 	$(DEVCLUSTER) kueue
+
+lws-up: cluster-up ## Add LWS 0.7 to it (the first time some 2 min of Go builds)
+	$(DEVCLUSTER) lws
 
 policies-up: cluster-up ## Add kube-router 2 to it, which enforces NetworkPolicies (the first time some 3 min of Go builds)
 	$(DEVCLUSTER) policies

@@ -17,6 +17,7 @@ from devcluster.hosts.processes import find_init
 from devcluster.images.imageload import load_images
 from devcluster.kueue import start_kueue
 from devcluster.kwok import fake_nodes
+from devcluster.lws import start_lws
 from devcluster.monitoring import start_monitoring
 from devcluster.paths import MAX_NODES
 from devcluster.policies import start_policies
@@ -77,6 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=_monitoring)
     command = commands.add_parser("kueue", help="add Kueue (the first time ~3 min of builds)")
     command.set_defaults(run=_kueue)
+    command = commands.add_parser("lws", help="add LWS (the first time ~2 min of build)")
+    command.set_defaults(run=_lws)
     command = commands.add_parser(
         "policies", help="enforce NetworkPolicies (the first time ~3 min of build)"
     )
@@ -172,6 +175,11 @@ def _kwok(arguments: argparse.Namespace, progress: Progress) -> int:
 
 def _kueue(arguments: argparse.Namespace, progress: Progress) -> int:
     start_kueue(lifecycle.require_record(arguments.name), progress)
+    return 0
+
+
+def _lws(arguments: argparse.Namespace, progress: Progress) -> int:
+    start_lws(lifecycle.require_record(arguments.name), progress)
     return 0
 
 

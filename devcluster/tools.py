@@ -96,6 +96,8 @@ KWOK_STAGES = "kwok-stages"
 """What kwok does to a node and to a pod, taken from its module."""
 KUEUE_PROGRAMS = (Program("kueue", "kueue", "sigs.k8s.io/kueue/cmd/kueue", "~2 min"),)
 """Built only by `kueue-up`."""
+LWS_PROGRAMS = (Program("lws", "lws", "sigs.k8s.io/lws/cmd", "~2 min"),)
+"""Built only by `lws-up`."""
 STORE_PROGRAMS = (
     Program("versitygw", "versitygw", "github.com/versity/versitygw/cmd/versitygw", "~3 min"),
 )
@@ -113,6 +115,8 @@ POLICY_PROGRAMS = (
 """Built only by `policies-up`."""
 KUEUE_CONFIG = "kueue-config"
 """Kueue's own kustomize manifests, taken from its module."""
+LWS_CONFIG = "lws-config"
+"""LWS's own kustomize manifests, taken from its module."""
 PROMETHEUS_CONFIG = "prometheus-config"
 """The Prometheus Operator's CRDs and roles, taken from its module."""
 
@@ -148,6 +152,13 @@ _PROMETHEUS = _Manifests(
 )
 
 _KUEUE = _Manifests(KUEUE_CONFIG, "kueue", "sigs.k8s.io/kueue", "config", ("components", "default"))
+_LWS = _Manifests(
+    LWS_CONFIG,
+    "lws",
+    "sigs.k8s.io/lws",
+    "config",
+    ("crd", "default", "internalcert", "manager", "rbac", "webhook"),
+)
 
 
 _KWOK = _Manifests(
@@ -209,6 +220,11 @@ def ensure_kwok(progress: Progress) -> Tools:
 def ensure_kueue_tools(progress: Progress) -> Tools:
     """Kueue with its manifests; like `ensure_tools`."""
     return _ensure(KUEUE_PROGRAMS, "kueue", [_KUEUE], progress)
+
+
+def ensure_lws_tools(progress: Progress) -> Tools:
+    """LWS with its manifests; like `ensure_tools`."""
+    return _ensure(LWS_PROGRAMS, "lws", [_LWS], progress)
 
 
 def ensure_policy_tools(progress: Progress) -> Tools:

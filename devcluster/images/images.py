@@ -1,4 +1,4 @@
-"""Packs images of the built programs (pause, CoreDNS, KubeRay, Kueue, Prometheus)."""
+"""Packs images of the built programs (pause, CoreDNS, KubeRay, Kueue, LWS, Prometheus)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ PAUSE_IMAGE = "trainsync.dev/devcluster/pause:1"
 COREDNS_IMAGE = "trainsync.dev/devcluster/coredns:1"
 KUBERAY_IMAGE = "trainsync.dev/devcluster/kuberay-operator:1"
 KUEUE_IMAGE = "trainsync.dev/devcluster/kueue:1"
+LWS_IMAGE = "trainsync.dev/devcluster/lws:1"
 PROMETHEUS_IMAGE = "trainsync.dev/devcluster/prometheus:1"
 PROMETHEUS_OPERATOR_IMAGE = "trainsync.dev/devcluster/prometheus-operator:1"
 CONFIG_RELOADER_IMAGE = "trainsync.dev/devcluster/prometheus-config-reloader:1"
@@ -35,8 +36,9 @@ CLUSTER_RECIPES = (
     # KubeRay's manifests say runAsNonRoot and call /manager.
     Recipe(KUBERAY_IMAGE, "kuberay-operator", "/manager", "65532:65532"),
 )
-# Kueue's manifests, too, say runAsNonRoot and call /manager.
+# The manifests of Kueue and LWS, too, say runAsNonRoot and call /manager.
 KUEUE_RECIPES = (Recipe(KUEUE_IMAGE, "kueue", "/manager", "65532:65532"),)
+LWS_RECIPES = (Recipe(LWS_IMAGE, "lws", "/manager", "65532:65532"),)
 MONITORING_RECIPES = (
     Recipe(PROMETHEUS_IMAGE, "prometheus", "/bin/prometheus", "65534:65534"),
     Recipe(PROMETHEUS_OPERATOR_IMAGE, "prometheus-operator", "/bin/operator", "65534:65534"),

@@ -60,6 +60,13 @@ def serve(
     ] = 8080,
     workers: Annotated[int, typer.Option(help="Runs reconciled at once.", min=1, max=64)] = 4,
     log_level: Annotated[LogLevel, typer.Option(help="Least severe level logged.")] = LogLevel.INFO,
+    leader_worker_sets: Annotated[
+        bool,
+        typer.Option(
+            "--leader-worker-sets",
+            help="Make LeaderWorkerSets of servers of several nodes; needs rights for them.",
+        ),
+    ] = False,
     leader_elect: Annotated[
         bool, typer.Option("--leader-elect", help="Work only while holding the Lease.")
     ] = False,
@@ -81,6 +88,7 @@ def serve(
         namespaces=namespace or [],
         metrics_port=metrics_port,
         workers=workers,
+        leader_worker_sets=leader_worker_sets,
         leader_elect=leader_elect,
         lease_namespace=lease_namespace or _own_namespace(),
         identity=f"{socket.gethostname()}-{os.getpid()}",

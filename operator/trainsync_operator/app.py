@@ -19,7 +19,7 @@ from trainsync_operator.controller.reflector import Source
 from trainsync_operator.controller.watch import Watches
 from trainsync_operator.controller.worker import resync, work
 from trainsync_operator.kube.client import Api, ApiError, KubernetesApi
-from trainsync_operator.kube.kinds import CHILDREN, RUN
+from trainsync_operator.kube.kinds import CHILDREN, OPTIONAL, RUN, WATCHED
 from trainsync_operator.kube.store import Store
 from trainsync_operator.metrics import health
 from trainsync_operator.metrics.metrics import Metrics
@@ -43,6 +43,7 @@ class Options:
     namespaces: list[str] = field(default_factory=list)
     metrics_port: int = 8080
     workers: int = 4
+    leader_worker_sets: bool = False
     leader_elect: bool = False
     lease_namespace: str = "default"
     identity: str = "trainsync-operator"
@@ -89,7 +90,8 @@ async def lead(
     """Everything that only the leader does; ends with an exception alone."""
     await wait_for_kinds(api, options.namespaces[0] if options.namespaces else None)
     scopes: list[str | None] = [*options.namespaces] if options.namespaces else [None]
-    store = Store(trim, scopes)
+    kinds = WATCHED + (OPTIONAL if options.leader_worker_sets else ())
+    store = Store(trim, scopes, kinds)
     queue: WorkQueue[Key] = WorkQueue()
     reconciler = Reconciler(api, metrics, options.monitor, store=store, wake=queue.add)
     watches = Watches(source, store, queue.add, scopes)

@@ -12,6 +12,7 @@ from trainsync_operator.kube.kinds import (
     CLAIM,
     DEPLOYMENT,
     EVENT,
+    LEADER_WORKER_SET,
     LEASE,
     POD,
     RAY_CLUSTER,
@@ -65,6 +66,11 @@ RUN_RULES: Final = (
     PolicyRule(DEPLOYMENT.group, (DEPLOYMENT.plural,), (*_APPLY, "delete")),
     PolicyRule(BUDGET.group, (BUDGET.plural,), (*_APPLY, "delete")),
     PolicyRule(ROLE_BINDING.group, (ROLE_BINDING.plural,), _APPLY),
+)
+
+# In the same namespaces, where the chart's leaderWorkerSets.enabled is set.
+LEADER_WORKER_SET_RULES: Final = (
+    PolicyRule(LEADER_WORKER_SET.group, (LEADER_WORKER_SET.plural,), (*_APPLY, "delete")),
 )
 
 # Of every monitor, in the namespace of its run.

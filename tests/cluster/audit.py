@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainsync_operator.kube.kinds import ROLE, ROLE_BINDING, RUN
-from trainsync_operator.rbac import MONITOR_RULES, OWN_RULES, RUN_RULES
+from trainsync_operator.rbac import (
+    LEADER_WORKER_SET_RULES,
+    MONITOR_RULES,
+    OWN_RULES,
+    RUN_RULES,
+)
 
 OPERATOR: Final = "operator"
 MONITOR: Final = "monitor"
@@ -25,8 +30,9 @@ Right = tuple[str, str, str]
 
 
 def rights(part: str) -> set[Right]:
-    """The rights that the chart gives to the operator, or to monitors."""
-    rules = (*RUN_RULES, *OWN_RULES) if part == OPERATOR else MONITOR_RULES
+    """The rights that the chart gives to the operator at most, or to monitors."""
+    operators = (*RUN_RULES, *LEADER_WORKER_SET_RULES, *OWN_RULES)
+    rules = operators if part == OPERATOR else MONITOR_RULES
     found = {
         (rule.group, resource, verb)
         for rule in rules

@@ -159,6 +159,7 @@ def served(name: str = "run") -> Object:
             "name": "rollout",
             "engine": "VLLM",
             "replicas": 2,
+            "nodes": 1,
             "port": 9000,
             "maxStaleness": 3,
             "proof": "Required",

@@ -215,6 +215,12 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "container of a server without an image": (
         "spec.servers", [{**SERVERS[0], "template": {"spec": {"containers": [{"name": "a"}]}}}],
         "spec.servers[0].template.spec.containers[0].image", "Required value"),
+    "SGLang servers of several nodes": (
+        "spec.servers", [{**SERVERS[0], "engine": "SGLang", "nodes": 2}],
+        "spec.servers[].nodes above 1 is for engine VLLM alone", "set it to 1"),
+    "servers of no node": (
+        "spec.servers", [{**SERVERS[0], "nodes": 0}], "spec.servers[0].nodes",
+        "should be greater than or equal to 1"),
     "servers of an engine that no agent knows": (
         "spec.servers", [{**SERVERS[0], "engine": "Other"}], "spec.servers[0].engine",
         'supported values: "VLLM", "SGLang"'),
@@ -304,6 +310,32 @@ def test_a_wrong_manifest_is_refused_with_the_field_and_the_remedy(
     assert done.returncode != 0, done.stdout
     assert field in done.stderr
     assert remedy in done.stderr
+
+
+def test_names_of_servers_of_several_nodes_fit_into_labels_of_their_pods(
+    module_namespace: Kubectl,
+) -> None:
+    large = changed(served("r" * 20), "spec.servers.0.nodes", 2)
+    longest = changed(large, "spec.servers.0.name", "s" * 19)
+    done = module_namespace.apply(longest, "--dry-run=server")
+    assert done.returncode == 0, done.stderr
+    longer = changed(longest, "spec.servers.0.name", "s" * 20)
+    done = module_namespace.apply(longer, "--dry-run=server")
+    assert "may have at most 39 characters together where nodes is above 1" in done.stderr
+    one = changed(longer, "spec.servers.0.nodes", 1)
+    assert module_namespace.apply(one, "--dry-run=server").returncode == 0
+
+
+def test_servers_stay_of_one_node_or_of_several(namespace: Kubectl) -> None:
+    large = changed(served(), "spec.servers.0.nodes", 2)
+    assert namespace.apply(large).returncode == 0
+    assert namespace.apply(changed(large, "spec.servers.0.nodes", 3)).returncode == 0
+    for path, nodes in (("spec.servers.0.nodes", 1), ("spec.servers.1.nodes", 2)):
+        done = namespace.apply(changed(large, path, nodes))
+        assert "spec.servers[].nodes cannot change between 1 and more" in done.stderr
+        assert "add an entry of another name" in done.stderr
+    other = changed(large, "spec.servers.1.name", "jury")
+    assert namespace.apply(changed(other, "spec.servers.1.nodes", 2)).returncode == 0
 
 
 def test_names_of_servers_fit_into_those_of_their_services(module_namespace: Kubectl) -> None:
@@ -468,7 +500,12 @@ def test_servers_are_kept_as_they_were_written_and_get_their_defaults(namespace:
     assert rollout == written["spec"]["servers"][0]
     assert (
         judge.items()
-        >= {"port": 8000, "proof": "IfPresent", "sync": {"pause": "keep", "fellows": False}}.items()
+        >= {
+            "nodes": 1,
+            "port": 8000,
+            "proof": "IfPresent",
+            "sync": {"pause": "keep", "fellows": False},
+        }.items()
     )
     assert not {"replicas", "maxStaleness"} & judge.keys()
 

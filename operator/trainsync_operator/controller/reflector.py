@@ -15,7 +15,7 @@ from trainsync.api import names
 
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.client import ApiError, Event, Page
-from trainsync_operator.kube.kinds import RUN, Kind
+from trainsync_operator.kube.kinds import OPTIONAL, RUN, Kind
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.kube.store import Store
 
@@ -29,6 +29,8 @@ RELIST_SECONDS: Final = 1800.0
 # A watch that the API server ends at once would be asked for again without pause.
 _PAUSE_SECONDS: Final = 0.1
 _GONE: Final = 410
+# Of a kind that no CRD defines, or without the right to list it.
+_NOT_SERVED: Final = (403, 404)
 
 Told = Callable[[Kind, Object, bool], None]
 """Called with each object that is news, and whether it is gone."""
@@ -78,6 +80,8 @@ class Reflector:
                 wait = FIRST_RETRY_SECONDS if self._lively else wait
                 if error.status == _GONE:
                     self._version = ""
+                if self._kind in OPTIONAL and error.status in _NOT_SERVED:
+                    self._without()
                 asked = min(error.retry_after, LAST_RETRY_SECONDS)
                 pause = max(wait * random.uniform(0.5, 1.0), asked)  # noqa: S311
                 _LOG.warning("watch of %s: %s; again in %.1f s", self._kind.plural, error, pause)
@@ -102,12 +106,21 @@ class Reflector:
                 listed.add(str(objects.metadata(obj)["uid"]))
                 self._put(obj)
             await asyncio.sleep(0)  # a page is long: let the workers have their turn
-        for namespace, run in self._store.replace(self._kind, self._scope, listed, version):
-            meta = {"namespace": namespace, "name": run, "labels": {names.LABEL_RUN: run}}
-            self._told(self._kind, {"metadata": meta}, True)
+        self._dropped(listed, version)
         self._version, self._heard = version, time.monotonic()
         self._list_again = self._heard + RELIST_SECONDS * random.uniform(0.8, 1.2)  # noqa: S311
         self._store.seen(self._kind, self._scope)
+
+    def _without(self) -> None:
+        """None can be there: runs go on without, and it is asked for again from time to time."""
+        self._dropped(set(), "")
+        self._version, self._heard = "", time.monotonic()
+        self._store.seen(self._kind, self._scope)
+
+    def _dropped(self, listed: set[str], version: str) -> None:
+        for namespace, run in self._store.replace(self._kind, self._scope, listed, version):
+            meta = {"namespace": namespace, "name": run, "labels": {names.LABEL_RUN: run}}
+            self._told(self._kind, {"metadata": meta}, True)
 
     async def _watch(self) -> None:
         watched = self._source.watch(self._kind, self._scope, self._selector, self._version)

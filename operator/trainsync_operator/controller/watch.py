@@ -13,7 +13,7 @@ from trainsync.api.status import Phase
 
 from trainsync_operator.controller.reflector import Reflector, Source
 from trainsync_operator.kube import objects
-from trainsync_operator.kube.kinds import RUN, WATCHED, Kind
+from trainsync_operator.kube.kinds import RUN, Kind
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.kube.store import Store
 from trainsync_operator.reconcile.run import Key
@@ -85,7 +85,9 @@ class Watches:
         self._add = add
         self._filter = RunFilter()
         self._reflectors = [
-            Reflector(source, store, kind, scope, self.told) for scope in scopes for kind in WATCHED
+            Reflector(source, store, kind, scope, self.told)
+            for scope in scopes
+            for kind in store.kinds
         ]
 
     async def run(self) -> None:

@@ -114,10 +114,15 @@ class Api(Protocol):
     async def replace(self, kind: Kind, obj: Object) -> Object:
         """Replace an object at a known resourceVersion; refused with 409 if it has changed."""
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+    async def delete(
+        self, kind: Kind, namespace: str, name: str, uid: str, *, after_all: bool = False
+    ) -> None:
         """Delete the object with this uid in the background; no error if it is gone.
 
         A pod is deleted at once, without its grace period.
+
+        Args:
+            after_all: the object goes after all that belongs to it, a pod with its grace period.
         """
 
 
@@ -350,15 +355,17 @@ class KubernetesApi:
         )
         return put
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+    async def delete(
+        self, kind: Kind, namespace: str, name: str, uid: str, *, after_all: bool = False
+    ) -> None:
         """See `Api`."""
         options: Object = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
-            "propagationPolicy": "Background",
+            "propagationPolicy": "Foreground" if after_all else "Background",
             "preconditions": {"uid": uid},
         }
-        if kind is POD:
+        if kind is POD and not after_all:
             options["gracePeriodSeconds"] = 0
         try:
             await self._call(

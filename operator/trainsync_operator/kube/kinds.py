@@ -30,6 +30,9 @@ SERVICE_ACCOUNT: Final = Kind("", "v1", "ServiceAccount", "serviceaccounts")
 CLAIM: Final = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 EVENT: Final = Kind("", "v1", "Event", "events")
 DEPLOYMENT: Final = Kind("apps", "v1", "Deployment", "deployments")
+LEADER_WORKER_SET: Final = Kind(
+    "leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets"
+)
 BUDGET: Final = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
 ROLE: Final = Kind("rbac.authorization.k8s.io", "v1", "Role", "roles")
 CLUSTER_ROLE: Final = Kind("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles")
@@ -42,3 +45,5 @@ CHILDREN: Final = (
 )  # fmt: skip
 # All that the operator watches, runs first.
 WATCHED: Final = (RUN, *CHILDREN, POD)
+# What it watches only when it is told to, and does without where it is not served.
+OPTIONAL: Final = (LEADER_WORKER_SET,)

@@ -67,16 +67,23 @@ class Store:
     Args:
         trim: leaves of an object of a kind what is read of it; may change the object.
         scopes: what is watched of each kind: namespaces, or None for all of them.
+        kinds: all that is watched.
     """
 
     def __init__(
         self,
         trim: Callable[[Kind, Object], Object] = lambda _, obj: obj,
         scopes: Iterable[str | None] = (None,),
+        kinds: Iterable[Kind] = WATCHED,
     ) -> None:
         self._trim = trim
-        self._tables: dict[Kind, _Table] = {kind: _Table() for kind in WATCHED}
-        self._unseen = {(kind, scope) for kind in WATCHED for scope in scopes}
+        self._tables: dict[Kind, _Table] = {kind: _Table() for kind in kinds}
+        self._unseen = {(kind, scope) for kind in self._tables for scope in scopes}
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """All that is watched."""
+        return tuple(self._tables)
 
     @property
     def synced(self) -> bool:

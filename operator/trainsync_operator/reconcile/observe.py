@@ -10,6 +10,7 @@ from trainsync_operator.builders.target import MonitorSettings
 from trainsync_operator.kube.kinds import (
     CLAIM,
     DEPLOYMENT,
+    LEADER_WORKER_SET,
     POD,
     RAY_CLUSTER,
     RAY_JOB,
@@ -74,4 +75,5 @@ async def observe(reads: Reads, run: Run, settings: MonitorSettings) -> Observed
             pod for pod in pods if labels(pod).get(names.LABEL_COMPONENT) == MONITOR_COMPONENT
         ],
         server_pods=[pod for pod in pods if servers.is_of_servers(pod)],
+        makes_groups=reads.has(LEADER_WORKER_SET),
     )

@@ -1,6 +1,6 @@
 """The observed state of a run's children, read from objects without decisions."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -129,6 +129,10 @@ class Observed:
     monitor_problem: str | None = None
     # What keeps a pod of an entry of spec.servers from starting.
     server_problems: dict[str, str] = field(default_factory=dict)
+    # Of all entries of spec.servers.
+    server_pods: tuple[Object, ...] = ()
+    # Whether the operator is to make LeaderWorkerSets.
+    makes_groups: bool = False
     live: dict[tuple[Kind, str], Object] = field(default_factory=dict)
 
     def jobs_of(self, attempt: int) -> tuple[Job, ...]:
@@ -346,7 +350,8 @@ def read(
     ray_pods: Iterable[Object],
     monitor: Object | None,
     monitor_pods: Iterable[Object],
-    server_pods: Iterable[Object] = (),
+    server_pods: Sequence[Object] = (),
+    makes_groups: bool = False,
 ) -> Observed:
     """The facts of all objects of one run."""
     problems = (read_pod(obj).problem for obj in monitor_pods)
@@ -358,6 +363,8 @@ def read(
         monitor_ready=deployment_is_ready(monitor),
         monitor_problem=next((text for text in problems if text), None),
         server_problems=_server_problems(server_pods),
+        server_pods=tuple(server_pods),
+        makes_groups=makes_groups,
         live=live,
     )
 

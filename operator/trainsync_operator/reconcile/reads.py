@@ -36,6 +36,10 @@ class Cached:
     def __init__(self, store: Store) -> None:
         self._store = store
 
+    def has(self, kind: Kind) -> bool:
+        """Whether the operator is to have objects of a kind at all."""
+        return kind in self._store.kinds
+
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """See `trainsync_operator.kube.client.Api`."""
         return self._store.get(kind, namespace, name)
@@ -60,7 +64,9 @@ class Cached:
         del obj
         raise ReadLiveError(needs_listing=kind is RAY_JOB)
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+    async def delete(
+        self, kind: Kind, namespace: str, name: str, uid: str, *, after_all: bool = False
+    ) -> None:
         """Refused.
 
         Raises:
@@ -77,6 +83,10 @@ class Live:
 
     def __init__(self, api: Api, store: Store) -> None:
         self._api, self._store = api, store
+
+    def has(self, kind: Kind) -> bool:
+        """Whether the operator is to have objects of a kind at all."""
+        return kind in self._store.kinds
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """See `trainsync_operator.kube.client.Api`."""
@@ -136,9 +146,11 @@ class Live:
         self._store.put(kind, applied)
         return applied
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+    async def delete(
+        self, kind: Kind, namespace: str, name: str, uid: str, *, after_all: bool = False
+    ) -> None:
         """See `trainsync_operator.kube.client.Api`; the watch tells when it is gone."""
-        await self._api.delete(kind, namespace, name, uid)
+        await self._api.delete(kind, namespace, name, uid, after_all=after_all)
 
 
 class Confirmed(Live):
@@ -164,7 +176,9 @@ class Confirmed(Live):
             raise ReadLiveError(needs_listing=True)
         return await super().apply(kind, obj)
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+    async def delete(
+        self, kind: Kind, namespace: str, name: str, uid: str, *, after_all: bool = False
+    ) -> None:
         """Refused.
 
         Raises:

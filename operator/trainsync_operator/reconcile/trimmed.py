@@ -4,7 +4,17 @@ from typing import Any, Final
 
 from trainsync.api.pods import is_gpu
 
-from trainsync_operator.kube.kinds import DEPLOYMENT, POD, RAY_CLUSTER, RAY_JOB, SERVICE, Kind
+from trainsync_operator.builders.servers.hosts import LABEL_RANK
+from trainsync_operator.kube import objects
+from trainsync_operator.kube.kinds import (
+    DEPLOYMENT,
+    LEADER_WORKER_SET,
+    POD,
+    RAY_CLUSTER,
+    RAY_JOB,
+    SERVICE,
+    Kind,
+)
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile import last_words
 
@@ -21,6 +31,7 @@ _STATUS: Final[dict[Kind, tuple[str, ...]]] = {
     RAY_CLUSTER: ("observedGeneration", "head"),
     RAY_JOB: ("jobStatus", "jobDeploymentStatus", "message", "endTime"),
     SERVICE: (),
+    LEADER_WORKER_SET: (),
 }
 # Of a condition a time is read only where a head became ready.
 _TIMED: Final = (*_CONDITION, "lastTransitionTime")
@@ -49,8 +60,10 @@ def _gpus(container: dict[str, Any]) -> dict[str, Any]:
 
 def _pod(obj: Object) -> Object:
     spec, status = obj.get("spec") or {}, obj.get("status") or {}
+    # Of servers of several nodes: a started leader says that all have joined it.
+    fields = (*_CONTAINER_STATUS, "started") if LABEL_RANK in objects.labels(obj) else None
     lists: dict[str, Any] = {
-        key: [_only(_CONTAINER_STATUS, entry) for entry in status.get(key) or []]
+        key: [_only(fields or _CONTAINER_STATUS, entry) for entry in status.get(key) or []]
         for key in ("initContainerStatuses", "containerStatuses")
     }
     conditions = [_only(_CONDITION, entry) for entry in status.get("conditions") or []]

@@ -76,6 +76,19 @@ def test_the_operator_may_bind_the_role_of_monitors_and_no_other(
     assert "--monitor-role=x-trainsync-operator-monitor" in container(objects)["args"]
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize(("namespaces", "kind"), [("[]", CLUSTER_ROLE), ('["a"]', ROLE)])
+def test_leader_worker_sets_are_for_an_operator_that_is_to_make_them(
+    helm: Helm, namespaces: str, kind: Kind, wanted: bool
+) -> None:
+    setting = f"leaderWorkerSets.enabled={str(wanted).lower()}"
+    objects = helm.objects(f"watchNamespaces={namespaces}", setting)
+    rules = only(objects, kind.name, "x-trainsync-operator")["rules"]
+    for rule in rbac.LEADER_WORKER_SET_RULES:
+        assert (rule.to_dict() in rules) is wanted
+    assert ("--leader-worker-sets" in container(objects)["args"]) is wanted
+
+
 def test_nothing_but_the_operator_is_there_by_default(helm: Helm) -> None:
     kinds = sorted({o["kind"] for o in helm.objects()})
     assert kinds == [

@@ -15,7 +15,14 @@ from typing import Any
 from trainsync_operator.builders import monitor_rbac
 from trainsync_operator.builders.target import MonitorSettings
 from trainsync_operator.kube.kinds import CLUSTER_ROLE, ROLE, Kind
-from trainsync_operator.rbac import MONITOR_RULES, OWN_RULES, RUN_RULES, PolicyRule, bind_rule
+from trainsync_operator.rbac import (
+    LEADER_WORKER_SET_RULES,
+    MONITOR_RULES,
+    OWN_RULES,
+    RUN_RULES,
+    PolicyRule,
+    bind_rule,
+)
 
 from tests.cluster.conftest import ROOT, Kubectl, wait_until
 from tests.ports import port_of, reserved_port
@@ -32,7 +39,12 @@ def cluster_of(kubectl: Kubectl) -> dict[str, Any]:
 
 
 def restricted_kubeconfig(
-    kubectl: Kubectl, directory: Path, server: str | None = None, *, everywhere: bool = False
+    kubectl: Kubectl,
+    directory: Path,
+    server: str | None = None,
+    *,
+    everywhere: bool = False,
+    more: Iterable[PolicyRule] = (),
 ) -> Path:
     """A kubeconfig of a ServiceAccount with the permissions of rbac.py, in the namespace only.
 
@@ -40,6 +52,7 @@ def restricted_kubeconfig(
         server: the URL of the API server, or what stands before it.
         everywhere: the permissions are for all namespaces, as the chart's are by default; give
             them back with `forget_everywhere`.
+        more: permissions that the chart grants on demand.
     """
     kind = CLUSTER_ROLE if everywhere else ROLE
     name = _name_everywhere(kubectl) if everywhere else _NAME
@@ -48,7 +61,7 @@ def restricted_kubeconfig(
     for obj in (
         account,
         _role(kind, f"{name}-monitor", MONITOR_RULES),
-        *_bound(kubectl, kind, name, (*RUN_RULES, bind)),
+        *_bound(kubectl, kind, name, (*RUN_RULES, *more, bind)),
         *_bound(kubectl, ROLE, f"{_NAME}-leader", OWN_RULES),
     ):
         done = kubectl.apply(obj)
@@ -118,6 +131,7 @@ class OperatorProcess:
         leader_elect: bool = True,
         server: str | None = None,
         everywhere: bool = False,
+        leader_worker_sets: bool = False,
     ) -> None:
         self._namespace = str(kubectl.namespace)
         role = f"{_name_everywhere(kubectl)}-monitor" if everywhere else _MONITOR_ROLE
@@ -127,7 +141,14 @@ class OperatorProcess:
         self._monitor_image = monitor_image
         election = ["--leader-elect", "--lease-namespace", self._namespace]
         self._election = election if leader_elect else []
-        self._kubeconfig = restricted_kubeconfig(kubectl, directory, server, everywhere=everywhere)
+        self._options = ["--leader-worker-sets"] if leader_worker_sets else []
+        self._kubeconfig = restricted_kubeconfig(
+            kubectl,
+            directory,
+            server,
+            everywhere=everywhere,
+            more=LEADER_WORKER_SET_RULES if leader_worker_sets else (),
+        )
         self.log_file = directory / "operator.log"
         self._reservation = reserved_port()
         self.port = port_of(self._reservation)
@@ -149,6 +170,7 @@ class OperatorProcess:
                     *self._scope,
                     *("--metrics-port", str(self.port)),
                     *self._election,
+                    *self._options,
                 ],
                 cwd=ROOT,
                 env={**os.environ, "KUBECONFIG": str(self._kubeconfig)},
@@ -209,14 +231,21 @@ def running_operator(
     *,
     leader_elect: bool = True,
     server: str | None = None,
+    leader_worker_sets: bool = False,
 ) -> Iterator[OperatorProcess]:
     """A running operator, which must stop cleanly at the end, without errors in its log.
 
     Args:
         server: see `restricted_kubeconfig`.
+        leader_worker_sets: whether the operator makes LeaderWorkerSets.
     """
     operator = OperatorProcess(
-        kubectl, directory, monitor_image, leader_elect=leader_elect, server=server
+        kubectl,
+        directory,
+        monitor_image,
+        leader_elect=leader_elect,
+        server=server,
+        leader_worker_sets=leader_worker_sets,
     )
     try:
         operator.start()

@@ -24,6 +24,7 @@ RULES: Final = "x-kubernetes-validations"
 NEWER_RULES: Final = {
     "about a field that release 0.1.0 lacks": (
         "metadata.name and spec.servers[].name may have at most 55 characters together",
+        "metadata.name and spec.servers[].name may have at most 39 characters together where nodes",
         "spec.explorerReplicas is for runs with exactly one group of role Explorer",
         "spec.explorerReplicas is not for explorers that Ray's autoscaler counts",
         "spec.servers follow committed or stored weights",

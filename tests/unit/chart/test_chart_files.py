@@ -90,6 +90,7 @@ def test_the_chart_grants_what_the_operator_asks_for() -> None:
     granted = yaml.safe_load((CHART / "files" / "rbac.yaml").read_text())
     wanted = {
         "run": [rule.to_dict() for rule in rbac.RUN_RULES],
+        "leaderWorkerSets": [rule.to_dict() for rule in rbac.LEADER_WORKER_SET_RULES],
         "own": [rule.to_dict() for rule in rbac.OWN_RULES],
         "monitor": [rule.to_dict() for rule in rbac.MONITOR_RULES],
     }
@@ -99,13 +100,13 @@ def test_the_chart_grants_what_the_operator_asks_for() -> None:
 def test_what_the_security_model_rules_out_is_no_right_of_the_operator() -> None:
     rights = {
         (name, verb)
-        for rule in (*rbac.RUN_RULES, *rbac.OWN_RULES)
+        for rule in (*rbac.RUN_RULES, *rbac.LEADER_WORKER_SET_RULES, *rbac.OWN_RULES)
         for name in rule.resources
         for verb in rule.verbs
     }
     assert not {name for name, _ in rights} & {"secrets", "roles", "clusterroles", "pods/exec"}
     deletes = {name for name, verb in rights if verb == "delete"}
-    of_servers = {"deployments", "services", "poddisruptionbudgets"}
+    of_servers = {"deployments", "leaderworkersets", "services", "poddisruptionbudgets"}
     assert deletes == {"trainingruns", "rayclusters", "rayjobs", "pods", *of_servers}
 
 

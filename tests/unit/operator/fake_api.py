@@ -12,6 +12,7 @@ from trainsync_operator.kube.client import ApiError, ApiRefusedError
 from trainsync_operator.kube.kinds import (
     DEPLOYMENT,
     EVENT,
+    LEADER_WORKER_SET,
     POD,
     RAY_CLUSTER,
     RAY_JOB,
@@ -98,7 +99,7 @@ class FakeApi:
             fence = new["metadata"].pop("resourceVersion", None)
             if fence is not None and (live or obj)["metadata"]["resourceVersion"] != fence:
                 raise ApiRefusedError(409, "the object has been modified")
-            if kind is DEPLOYMENT:
+            if kind in (DEPLOYMENT, LEADER_WORKER_SET):
                 new["spec"].setdefault("replicas", 1)
             if live is None:
                 return self.put(kind, new)
@@ -161,7 +162,11 @@ class FakeApi:
 
         return self._write("replace", kind, meta["name"], effect)
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+    async def delete(
+        self, kind: Kind, namespace: str, name: str, uid: str, *, after_all: bool = False
+    ) -> None:
+        del after_all  # what belongs to it goes at once
+
         def effect() -> Object:
             live = self.objects.get((kind, namespace, name))
             if live is not None and live["metadata"]["uid"] == uid:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from trainsync_operator import app
 from trainsync_operator.builders.target import MonitorSettings
 from trainsync_operator.kube.client import ApiError, Event, Page
-from trainsync_operator.kube.kinds import CHILDREN, RUN, SERVICE, Kind
+from trainsync_operator.kube.kinds import CHILDREN, LEADER_WORKER_SET, RUN, SERVICE, Kind
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.metrics.metrics import Metrics
 
@@ -56,10 +56,12 @@ class Source:
 
     def __init__(self) -> None:
         self.listed = asyncio.Event()
+        self.asked: set[Kind] = set()
 
     async def pages(
         self, kind: Kind, namespace: str | None, selector: str = ""
     ) -> AsyncIterator[Page]:
+        self.asked.add(kind)
         if kind is RUN:
             await self.listed.wait()
         yield Page([raw_run()] if kind is RUN else [], "1")
@@ -81,8 +83,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[app.Key]:
     return found
 
 
-async def lead(source: Source, reads: list[app.Key]) -> None:
-    options = app.Options(MonitorSettings("monitor:1"))
+async def lead(source: Source, reads: list[app.Key], *, large: bool = False) -> None:
+    options = app.Options(MonitorSettings("monitor:1"), leader_worker_sets=large)
     metrics = Metrics(CollectorRegistry())
     leading = asyncio.create_task(
         app.lead(options, LargeCluster(), source, metrics, asyncio.Event())
@@ -103,6 +105,16 @@ async def test_no_run_is_reconciled_before_everything_was_listed(reads: list[app
     await lead(source, reads)
     assert asyncio.get_running_loop().time() - begun > 0.29
     assert reads == [app.Key("team", "tiny")]
+
+
+@pytest.mark.parametrize("large", [False, True])
+async def test_leader_worker_sets_are_watched_where_the_operator_is_to_make_them(
+    large: bool, reads: list[app.Key]
+) -> None:
+    source = Source()
+    source.listed.set()
+    await lead(source, reads, large=large)
+    assert (LEADER_WORKER_SET in source.asked) is large
 
 
 async def test_a_list_that_hangs_does_not_stop_the_operator_for_ever(

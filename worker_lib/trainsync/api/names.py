@@ -47,6 +47,11 @@ ANNOTATION_HASH: Final = f"{GROUP}/template-hash"
 ANNOTATION_MADE_FROM: Final = f"{GROUP}/made-from"
 # Of servers that are suspended: how many there were, where the spec does not say.
 ANNOTATION_REPLICAS: Final = f"{GROUP}/replicas"
+# Of servers of several nodes that are replaced one by one: how many are asked for, while there is
+# one more.
+ANNOTATION_SURGE_OF: Final = f"{GROUP}/surge-of"
+# Of the pods of servers of several nodes: a hash of the templates that they were made from.
+LABEL_TEMPLATE: Final = f"{GROUP}/template"
 
 MONITOR_PORT: Final = 8080
 AGENT_PORT: Final = 8090
@@ -74,6 +79,9 @@ HEADER_INCARNATION: Final = "X-Trainsync-Incarnation"
 MAX_RUN_AND_CLUSTER_NAME: Final = 42
 # A Service's name has at most 63 characters; we add "-server-".
 MAX_RUN_AND_SERVER_NAME: Final = 55
+# Of servers of several nodes: a StatefulSet "RUN-server-NAME-1024" has at most 52 characters, so
+# that the name of its revision fits into a label of its pods.
+MAX_RUN_AND_LARGE_SERVER_NAME: Final = 39
 
 
 def ray_cluster_name(run: str, cluster: str, cluster_attempt: int) -> str:
@@ -102,7 +110,8 @@ def monitor_url(run: str, namespace: str) -> str:
 
 
 def server_name(run: str, server: str) -> str:
-    """Name of the Deployment, Service and PodDisruptionBudget of one entry of spec.servers."""
+    """Name of the Deployment or LeaderWorkerSet, Service and PodDisruptionBudget of one entry of
+    spec.servers."""
     return f"{run}-server-{server}"
 
 

@@ -61,7 +61,8 @@ class ServerSync(Model):
 
 
 class Server(Model):
-    """A Deployment of like inference servers, each with its agent, behind a Service."""
+    """A Deployment of like inference servers, each with its agent, behind a Service; of several
+    nodes each: a LeaderWorkerSet."""
 
     name: DnsLabel = Field(
         description="Name of the servers, unique in the run; their Service is RUN-server-NAME."
@@ -72,8 +73,18 @@ class Server(Model):
         ge=0,
         le=1024,
         description=(
-            "Servers; when absent, 1 to begin with, and then what `kubectl scale deployment` or a "
-            "HorizontalPodAutoscaler says."
+            "Servers; when absent, 1 to begin with, and then what `kubectl scale deployment` (or "
+            "lws, of several nodes) or a HorizontalPodAutoscaler says."
+        ),
+    )
+    nodes: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description=(
+            "Pods of one server, over which vLLM spreads its engine; with more than 1 the servers "
+            "are a LeaderWorkerSet, and --nnodes, --node-rank and --master-addr are appended to "
+            "the arguments of the first container."
         ),
     )
     template: ServerTemplate = Field(

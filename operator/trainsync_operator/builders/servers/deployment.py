@@ -41,21 +41,24 @@ def build(
         spec["replicas"] = server.replicas
     name = names.server_name(target.run.name, server.name)
     deployment = child(target, DEPLOYMENT, name, pod.COMPONENT, {"spec": spec}, labels)
-    _keep_scaled(deployment, server, live, serves=serves)
+    now = 1 if live is None else live["spec"].get("replicas", 1)
+    keep_scaled(deployment, server, live, now, serves=serves)
     return deployment
 
 
-def _keep_scaled(deployment: Object, server: Server, live: Object | None, *, serves: bool) -> None:
+def keep_scaled(
+    desired: Object, server: Server, live: Object | None, now: int, *, serves: bool
+) -> None:
     """Keep the number of replicas that a user or an autoscaler set; the hash has no part of it.
 
     A suspension sets the number to 0, and keeps the former one for the resume.
+
+    Args:
+        now: the number that ``live`` is asked for.
     """
-    kept, now = "", 1
-    if live is not None:
-        kept = objects.annotations(live).get(names.ANNOTATION_REPLICAS, "")
-        now = live["spec"].get("replicas", 1)
+    kept = "" if live is None else objects.annotations(live).get(names.ANNOTATION_REPLICAS, "")
     if not serves:
         before = kept or now if server.replicas is None else server.replicas
-        deployment["metadata"]["annotations"][names.ANNOTATION_REPLICAS] = str(before)
+        desired["metadata"]["annotations"][names.ANNOTATION_REPLICAS] = str(before)
     elif server.replicas is None and live is not None:
-        deployment["spec"]["replicas"] = int(kept) if kept.isdecimal() else now
+        desired["spec"]["replicas"] = int(kept) if kept.isdecimal() else now

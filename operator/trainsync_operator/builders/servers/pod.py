@@ -15,6 +15,8 @@ from trainsync_operator.builders.pod_template import (
     share_group,
     store_keys,
 )
+from trainsync_operator.builders.servers import hosts
+from trainsync_operator.builders.servers.hosts import Part
 from trainsync_operator.builders.target import Target
 from trainsync_operator.reconcile.run import SpecError
 
@@ -54,7 +56,7 @@ def labels(run: str, server: Server) -> dict[str, str]:
     }
 
 
-def _environment(target: Target, server: Server) -> list[dict[str, Any]]:
+def _environment(target: Target, server: Server, part: Part) -> list[dict[str, Any]]:
     spec, run = target.run.spec, target.run
     store = spec.sync.store
     variables = {
@@ -74,16 +76,23 @@ def _environment(target: Target, server: Server) -> list[dict[str, Any]]:
         env.AGENT_PAUSE: server.sync.pause,
         env.AGENT_PROOF: _PROOF[server.proof],
     }
-    if server.sync.fellows:
+    if part is Part.WORKER:
+        # The agent beside the server that answers reports of it, and asks its fellows.
+        for name in (env.SERVERS, env.TOKEN_FILE, env.AGENT_SERVER):
+            del variables[name]
+    elif server.sync.fellows:
         variables[env.AGENT_FELLOWS] = "true"
     staleness = spec.sync.max_staleness if server.max_staleness is None else server.max_staleness
     if staleness is not None:
         variables[env.SYNC_MAX_STALENESS] = str(staleness)
     entries: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in variables.items()]
+    # After the name of the pod, of which it is made.
+    others = hosts.agents(target, server, part)
     # Its own address and no other: 0.0.0.0 is none where pods have IPv6 alone.
     for name, path in ((env.POD_NAME, "metadata.name"), (env.AGENT_HOST, "status.podIP")):
         source = {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}
         entries.append({"name": name, "valueFrom": source})
+    entries += [{"name": k, "value": v} for k, v in others.items()]
     if store is None:
         return entries + bucket.of_run(target, opens=False, reads=True)
     return entries + store_keys(store, reads=True)
@@ -104,10 +113,14 @@ def _probe(path: str, port: int | str, period: int, failures: int) -> dict[str, 
 
 
 def _agent(
-    target: Target, server: Server, beside: dict[str, Any], given: dict[str, Any]
+    target: Target, server: Server, part: Part, beside: dict[str, Any], given: dict[str, Any]
 ) -> dict[str, Any]:
     """The agent's container; ``given`` is the user's part of it."""
     mounts = [*run_mounts(target, saves=_reads_volume(target)), _MEMORY_MOUNT]
+    if part is Part.WORKER:  # it asks the monitor for nothing
+        mounts = [mount for mount in mounts if mount["mountPath"] != names.TOKEN_DIRECTORY]
+    # That of a node that answers no request is ready while it lives: the first node's counts.
+    ready = "/healthz" if part is Part.WORKER else "/readyz"
     own = beside.get("securityContext") or {}
     security = {
         "allowPrivilegeEscalation": False,
@@ -123,22 +136,23 @@ def _agent(
         "startupProbe": _probe("/healthz", AGENT, 2, 60),
         "livenessProbe": _probe("/healthz", AGENT, 10, 3),
         # One refusal is enough: no request may reach weights that the agent does not vouch for.
-        "readinessProbe": _probe("/readyz", AGENT, 2, 1),
+        "readinessProbe": _probe(ready, AGENT, 2, 1),
         **pulled,
         **given,
         "name": AGENT,
         "command": ["python3", "-m", "trainsync.agent"],
         # A sidecar: it starts before the server, and ends after it.
         "restartPolicy": "Always",
-        "env": replace_named(given.get("env") or [], _environment(target, server), "name"),
+        "env": replace_named(given.get("env") or [], _environment(target, server, part), "name"),
         "ports": [{"name": AGENT, "containerPort": names.AGENT_PORT, "protocol": "TCP"}],
         "securityContext": security,
         "volumeMounts": replace_named(given.get("volumeMounts") or [], mounts, "mountPath"),
     }
 
 
-def _complete(container: dict[str, Any], server: Server) -> None:
+def _complete(container: dict[str, Any], server: Server, part: Part) -> None:
     """Add to the user's container of the server."""
+    hosts.complete(container, server, part)
     variables = [
         {"name": name, "value": value} for name, value in _SERVER_VARIABLES[server.engine].items()
     ]
@@ -149,48 +163,52 @@ def _complete(container: dict[str, Any], server: Server) -> None:
     if not any(mount.get("mountPath") == _SHARED_MOUNT["mountPath"] for mount in mounts):
         container["volumeMounts"].append(dict(_SHARED_MOUNT))
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
-    if "livenessProbe" not in container:
-        alive = _ALIVE[server.engine]
+    if part is Part.WORKER:
+        return
+    alive, own = _ALIVE[server.engine], "livenessProbe" in container
+    if not own:
         # The agent asks the server, and knows of weights that only a new server may mend.
         failures = _AGENT_AWAY_SECONDS // _PROBE_SECONDS
         probe = _probe("/server-healthz", names.AGENT_PORT, _PROBE_SECONDS, failures)
         container["livenessProbe"] = probe
+    if not own or part is Part.LEADER:  # a started leader says that all nodes have joined it
         starts = _SERVER_STARTS_SECONDS // _PROBE_SECONDS
         probe = _probe(alive, server.port, _PROBE_SECONDS, starts)
         container.setdefault("startupProbe", probe)
 
 
-def template(target: Target, server: Server) -> dict[str, Any]:
+def template(target: Target, server: Server, part: Part = Part.WHOLE) -> dict[str, Any]:
     """The pod template; what the user's says is kept where the agent can work with it.
 
     Raises:
         SpecError: the user's is no pod template; the API server checks little of it.
     """
     try:
-        return _template(target, server)
+        return _template(target, server, part)
     except (AttributeError, TypeError, ValueError) as error:
         field = f"spec.servers[{server.name}].template"
         raise SpecError(f"{field} is not a pod template ({error}): correct it") from error
 
 
-def _template(target: Target, server: Server) -> dict[str, Any]:
+def _template(target: Target, server: Server, part: Part) -> dict[str, Any]:
     result: dict[str, Any] = copy.deepcopy(server.template)
     metadata = result.setdefault("metadata", {})
     own_labels = metadata.get("labels") or {}
     metadata["labels"] = {**own_labels, **labels(target.run.name, server)}
     spec = result["spec"]
     first = spec["containers"][0]
-    _complete(first, server)
+    _complete(first, server, part)
 
     before = spec.get("initContainers") or []
     given = next((container for container in before if container.get("name") == AGENT), None)
-    agent = _agent(target, server, first, given or {})
+    agent = _agent(target, server, part, first, given or {})
     spec["initContainers"] = replace_named(before, [agent], "name")
 
     audience = names.servers_audience(target.run.uid)
     ours = run_volumes(target, audience, saves=_reads_volume(target))
+    mounted = {mount.get("name") for mount in [*first["volumeMounts"], *agent["volumeMounts"]]}
+    ours = [volume for volume in ours if volume["name"] in mounted]
     volumes = replace_named(spec.get("volumes") or [], ours, "name")
-    mounted = {mount.get("name") for mount in first["volumeMounts"]}
     for own in (_MEMORY_VOLUME, _SHARED_VOLUME):
         if own in mounted and not any(volume.get("name") == own for volume in volumes):
             # Without a limit of its own: what lies there counts as its writer's memory.

@@ -5,7 +5,7 @@ from typing import Any
 from trainsync.api import names
 from trainsync.api.servers import Server
 
-from trainsync_operator.builders.servers import pod
+from trainsync_operator.builders.servers import hosts, pod
 from trainsync_operator.builders.target import Target, child
 from trainsync_operator.kube.kinds import SERVICE
 
@@ -15,5 +15,6 @@ def build(target: Target, server: Server) -> dict[str, Any]:
     labels = pod.labels(target.run.name, server)
     port = {"name": "http", "port": server.port, "targetPort": server.port, "protocol": "TCP"}
     name = names.server_name(target.run.name, server.name)
-    body = {"spec": {"selector": labels, "ports": [port]}}
+    selector = hosts.answering(labels, server)
+    body = {"spec": {"selector": selector, "ports": [port]}}
     return child(target, SERVICE, name, pod.COMPONENT, body, labels)

@@ -3,12 +3,14 @@
 import logging
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
 from trainsync.api import names
+from trainsync.api.servers import Server
 
 from trainsync_operator.kube import objects
-from trainsync_operator.kube.client import ApiRefusedError
-from trainsync_operator.kube.kinds import DEPLOYMENT, Kind
+from trainsync_operator.kube.client import ApiError, ApiRefusedError
+from trainsync_operator.kube.kinds import LEADER_WORKER_SET, POD, Kind
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile.apply.child import (
     LeftoverError,
@@ -22,9 +24,17 @@ from trainsync_operator.reconcile.events import Recorder
 from trainsync_operator.reconcile.observed import Observed
 from trainsync_operator.reconcile.reads import ReadLiveError, Reads
 from trainsync_operator.reconcile.run import Problem, Run
-from trainsync_operator.reconcile.servers.wanted import Wanted
+from trainsync_operator.reconcile.servers import groups
+from trainsync_operator.reconcile.servers.groups import Formed
+from trainsync_operator.reconcile.servers.reading import WORKLOADS
+from trainsync_operator.reconcile.servers.wanted import Wanted, why_missing
 
 _LOG = logging.getLogger(__name__)
+# Of a pod that is to go after all that belongs to it, or at once: reason of the Event, and cause.
+_WHY_DELETED: Final = {
+    True: ("ServerReplaced", "its server has lost a node, and begins anew"),
+    False: ("LostPodDeleted", "its node is lost, and nothing ends it"),
+}
 
 
 @dataclass
@@ -32,12 +42,14 @@ class Servers:
     """Applies children of servers.
 
     It remembers what the API server stores in another notation (an empty value, ``1024Mi``), so
-    that it is not applied at each look, and what the API server has just refused.
+    that it is not applied at each look, what the API server has just refused, and which processes
+    the servers of several nodes began with.
     """
 
     events: Recorder
     _stored_notation: StoredNotation = field(default_factory=StoredNotation)
     _refusals: dict[tuple[str, str], Refusals] = field(default_factory=dict)
+    _formed: Formed = field(default_factory=Formed)
 
     async def carry_out(
         self, run: Run, wanted: Wanted, observed: Observed, now: datetime, reads: Reads
@@ -66,26 +78,60 @@ class Servers:
                 problems[server] = refusals.note(what, uid, Problem("Refused", message), now)
                 continue
             _LOG.info("deleted %s", what)
-            if kind is DEPLOYMENT:
-                message = f"Servers {server} are no more in the spec: {what} goes."
+            if kind in WORKLOADS:
+                message = f"Servers {server} are no more in the spec as they were: {what} goes."
                 await self.events.transition(run, "ServersRemoved", message, now)
+        problems |= await self._replace(run, observed, refusals, now, reads)
+        of_spec = {server.name: server for server in run.servers}
         for server, children in wanted.ensure.items():
             asked = _asked(run, children)
             if (known := refusals.known(server, asked, now)) is not None:
                 problems[server] = known
                 continue
-            try:
-                for kind, desired in children:
+            for kind, desired in children:
+                try:
                     await self._ensure(run, server, kind, desired, observed, now, reads)
-            except (LeftoverError, NameTakenError) as error:
-                if not reads.is_live:
-                    raise ReadLiveError(needs_listing=False) from error
-                reason = error.reason if isinstance(error, LeftoverError) else "NameTaken"
-                problems[server] = Problem(reason, str(error))
-            except ApiRefusedError as error:
-                message = f"The API server refuses a child: {error}"
-                problems[server] = refusals.note(server, asked, Problem("Refused", message), now)
+                except (LeftoverError, NameTakenError) as error:
+                    if not reads.is_live:
+                        raise ReadLiveError(needs_listing=False) from error
+                    reason = error.reason if isinstance(error, LeftoverError) else "NameTaken"
+                    problems[server] = Problem(reason, str(error))
+                    break
+                except ApiError as error:
+                    problem = _why_refused(of_spec[server], kind, error)
+                    problems[server] = refusals.note(server, asked, problem, now)
+                    break
         return problems, AGAIN_SECONDS if problems.keys() - wanted.problems.keys() else None
+
+    async def _replace(
+        self, run: Run, observed: Observed, refusals: Refusals, now: datetime, reads: Reads
+    ) -> dict[str, Problem]:
+        """Delete pods on lost nodes, and the first pods of servers that have lost a node, of which
+        all pods are made anew.
+
+        Returns:
+            The problems by entry.
+        """
+        problems = {}
+        lost = [(*found, False) for found in groups.stranded(run, observed)]
+        broken = [(*found, True) for found in self._formed.broken(run, observed)]
+        for server, pod, after_all in lost + broken:
+            name, uid = objects.name(pod), objects.metadata(pod)["uid"]
+            what = f"Pod {name}"
+            if (known := refusals.known(what, uid, now)) is not None:
+                problems[server.name] = known
+                continue
+            try:
+                await reads.delete(POD, run.namespace, name, uid, after_all=after_all)
+            except ApiRefusedError as error:
+                message = f"The API server does not let {what} go: {error}"
+                problem = refusals.note(what, uid, Problem("Refused", message), now)
+                problems[server.name] = problem
+                continue
+            reason, why = _WHY_DELETED[after_all]
+            _LOG.info("deleted %s: %s", what, why)
+            await self.events.transition(run, reason, f"{what} was deleted: {why}.", now)
+        return problems
 
     async def _ensure(
         self,
@@ -110,14 +156,29 @@ class Servers:
                 self._stored_notation.note(run, kind, live, desired)
             return
         _LOG.info("%s %s %s", "made" if live is None else "put right", kind.name, name)
-        if kind is DEPLOYMENT and live is None:
-            message = f"Deployment {name} was made for servers {server}."
+        if kind in WORKLOADS and live is None:
+            message = f"{kind.name} {name} was made for servers {server}."
             await self.events.transition(run, "ServersCreated", message, now)
 
     def gone(self, namespace: str, run: str) -> None:
         """Forget a run."""
         self._stored_notation.gone(namespace, run)
         self._refusals.pop((namespace, run), None)
+        self._formed.gone(namespace, run)
+
+
+def _why_refused(server: Server, kind: Kind, error: ApiError) -> Problem:
+    """Why a child is not made.
+
+    Raises:
+        ApiError: ``error``, if the API server was not reached, or cannot answer now.
+    """
+    of_group, problem = kind is LEADER_WORKER_SET, None
+    if isinstance(error, ApiRefusedError):
+        problem = why_missing(server, error) if of_group else None
+    elif not of_group or "webhook" not in str(error):
+        raise error  # nothing else of the run waits until the webhook of LWS answers
+    return problem or Problem("Refused", f"The API server refuses a child: {error}")
 
 
 def _asked(run: Run, children: list[tuple[Kind, Object]]) -> str:

@@ -7,11 +7,14 @@ from trainsync.api import names
 from trainsync.api.servers import Server
 from trainsync.api.status import ServersStatus
 
+from trainsync_operator.builders.servers import leader_worker_set
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.kinds import DEPLOYMENT
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile.observed import Observed
 from trainsync_operator.reconcile.run import Problem, Run, State
+from trainsync_operator.reconcile.servers import groups
+from trainsync_operator.reconcile.servers.wanted import workload
 
 _SUSPENDED = "The run is suspended, and its servers with it: they come back when it resumes."
 
@@ -35,23 +38,30 @@ def entries(
 def _entry(
     run: Run, server: Server, observed: Observed, problems: Mapping[str, Problem]
 ) -> ServersStatus:
-    live = _deployment(run, server, observed)
-    status = objects.status(live)
+    live = _workload(run, server, observed)
     problem = problems.get(server.name)
     said = problem.message if problem else _complaint(server, live, observed)
-    asked = (live.get("spec") or {}).get("replicas", 1) if live else server.replicas
+    if server.nodes == 1:
+        asked = (live.get("spec") or {}).get("replicas", 1) if live else server.replicas
+        status = objects.status(live)
+        ready, updated = status.get("readyReplicas", 0), status.get("updatedReplicas", 0)
+    else:
+        asked = leader_worker_set.asked(live) if live else server.replicas
+        ready = groups.ready(server, observed)
+        updated = groups.of_template(server, observed, leader_worker_set.template_of(live))
     return ServersStatus(
         name=server.name,
         url=names.server_url(run.name, run.namespace, server.name, server.port),
         replicas=1 if asked is None else asked,
-        ready_replicas=status.get("readyReplicas", 0),
-        updated_replicas=status.get("updatedReplicas", 0),
+        ready_replicas=ready,
+        updated_replicas=updated,
         message=said,
     )
 
 
-def _deployment(run: Run, server: Server, observed: Observed) -> Object:
-    return observed.live.get((DEPLOYMENT, names.server_name(run.name, server.name))) or {}
+def _workload(run: Run, server: Server, observed: Observed) -> Object:
+    name = names.server_name(run.name, server.name)
+    return observed.live.get((workload(server), name)) or {}
 
 
 def _complaint(server: Server, live: Object, observed: Observed) -> str | None:
@@ -62,8 +72,11 @@ def _complaint(server: Server, live: Object, observed: Observed) -> str | None:
 
 
 def _is_rolled_out(live: Object, entry: ServersStatus) -> bool:
-    seen = objects.status(live).get("observedGeneration")
-    known = seen is not None and seen == objects.metadata(live).get("generation")
+    if live.get("kind") == DEPLOYMENT.name:
+        seen = objects.status(live).get("observedGeneration")
+        known = seen is not None and seen == objects.metadata(live).get("generation")
+    else:  # the counts are of its pods, and tell of the templates that they were made from
+        known = bool(live) and names.ANNOTATION_SURGE_OF not in objects.annotations(live)
     updated = min(entry.ready_replicas, entry.updated_replicas)
     return known and updated >= entry.replicas
 
@@ -84,7 +97,7 @@ def verdict(
     if state.suspended:
         return Verdict(False, "Suspended", _SUSPENDED)
     for server, entry in zip(run.servers, found, strict=True):
-        if _is_rolled_out(_deployment(run, server, observed), entry):
+        if _is_rolled_out(_workload(run, server, observed), entry):
             continue
         of = f"Servers {entry.name}: {entry.ready_replicas} of {entry.replicas} are ready"
         new = f", {entry.updated_replicas} of the present template."

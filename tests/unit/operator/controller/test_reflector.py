@@ -9,7 +9,7 @@ from trainsync.api import names
 from trainsync_operator.controller import reflector
 from trainsync_operator.controller.reflector import Reflector
 from trainsync_operator.kube.client import ApiError, Event, Page
-from trainsync_operator.kube.kinds import POD, WATCHED, Kind
+from trainsync_operator.kube.kinds import LEADER_WORKER_SET, OPTIONAL, POD, WATCHED, Kind
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.kube.store import Store
 
@@ -56,16 +56,16 @@ class Server:
 class Followed:
     """A store, and what was told of, by a reflector of pods."""
 
-    def __init__(self, server: Server) -> None:
-        self.store = Store()
-        for kind in set(WATCHED) - {POD}:
+    def __init__(self, server: Server, followed: Kind = POD) -> None:
+        self.store = Store(kinds=WATCHED + OPTIONAL)
+        for kind in {*WATCHED, *OPTIONAL} - {followed}:
             self.store.seen(kind, None)
         self.told: list[tuple[str, bool]] = []
 
         def told(_: Kind, obj: Object, gone: bool) -> None:
             self.told.append((obj["metadata"]["name"], gone))
 
-        self._task = asyncio.create_task(Reflector(server, self.store, POD, None, told).run())
+        self._task = asyncio.create_task(Reflector(server, self.store, followed, None, told).run())
 
     @property
     def names(self) -> set[str]:
@@ -169,3 +169,33 @@ async def test_a_watch_that_misses_an_event_is_put_right_by_a_list_from_time_to_
     followed = Followed(Server(lists, [[]]))
     await followed.until(lambda: ("tiny", True) in followed.told)
     assert followed.names == set()
+
+
+@pytest.mark.parametrize("status", [403, 404])
+async def test_a_kind_that_the_operator_can_do_without_keeps_the_store_from_nothing(
+    status: int,
+) -> None:
+    away = ApiError("no matches for kind", status)
+    server = Server([away, away, first_list(pod("a", 1))], [])
+    followed = Followed(server, LEADER_WORKER_SET)
+    await followed.until(lambda: followed.told)
+    assert followed.store.synced
+    assert followed.store.get(LEADER_WORKER_SET, "team", "a") is not None
+
+
+async def test_objects_of_a_kind_whose_crd_goes_are_gone() -> None:
+    gone = ApiError("no matches for kind", 404)
+    server = Server([first_list(pod("a", 1)), gone], [[gone]])
+    followed = Followed(server, LEADER_WORKER_SET)
+    await followed.until(lambda: len(followed.told) == 2)
+    assert followed.store.get(LEADER_WORKER_SET, "team", "a") is None
+    assert followed.told[1] == ("tiny", True)
+
+
+async def test_a_kind_that_the_operator_needs_is_waited_for() -> None:
+    server = Server([ApiError("no matches for kind", 404), first_list(pod("a", 1))], [])
+    followed = Followed(server)
+    await asyncio.sleep(0)
+    assert not followed.store.synced
+    await followed.until(lambda: followed.store.synced)
+    assert followed.names == {"a"}

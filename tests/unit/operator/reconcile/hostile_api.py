@@ -234,7 +234,9 @@ class HostileApi(FakeApi):
     async def create(self, kind: Kind, obj: Object) -> Object:
         return await self._through(super().create(kind, copy.deepcopy(obj)))
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+    async def delete(
+        self, kind: Kind, namespace: str, name: str, uid: str, *, after_all: bool = False
+    ) -> None:
         await self._through(self._delete(kind, namespace, name, uid))
 
     async def _delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:

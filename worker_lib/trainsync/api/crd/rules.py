@@ -14,6 +14,7 @@ from trainsync.api.names import (
     ENDPOINT_PATTERN,
     MANAGER_PATTERN,
     MAX_RUN_AND_CLUSTER_NAME,
+    MAX_RUN_AND_LARGE_SERVER_NAME,
     MAX_RUN_AND_SERVER_NAME,
 )
 from trainsync.api.quantities import MEMORY_PATTERN, SIZE_PATTERN
@@ -128,6 +129,13 @@ RULES: Final[dict[str, list[Rule]]] = {
             "metadata.name and spec.servers[].name may have at most"
             f" {MAX_RUN_AND_SERVER_NAME} characters together, because Services are named after"
             " them: shorten one of the two",
+        ),
+        Rule(
+            "!has(self.spec.servers) || self.spec.servers.all(s, s.nodes == 1 ||"
+            f" size(self.metadata.name) + size(s.name) <= {MAX_RUN_AND_LARGE_SERVER_NAME})",
+            "metadata.name and spec.servers[].name may have at most"
+            f" {MAX_RUN_AND_LARGE_SERVER_NAME} characters together where nodes is above 1, because"
+            " StatefulSets are named after them: shorten one of the two",
         ),
     ],
     # The rules of spec.sync are here: the API server checks its default, {}, before filling it in.
@@ -322,6 +330,15 @@ RULES: Final[dict[str, list[Rule]]] = {
             "self.engine != 'SGLang' || self.sync.pause != 'wait'",
             "spec.servers[].sync.pause wait is not for SGLang, which cannot wait for requests while"
             " it holds others back: choose keep or abort",
+        ),
+        Rule(
+            "self.nodes == 1 || self.engine == 'VLLM'",
+            "spec.servers[].nodes above 1 is for engine VLLM alone: set it to 1",
+        ),
+        Rule(
+            "(self.nodes == 1) == (oldSelf.nodes == 1)",
+            "spec.servers[].nodes cannot change between 1 and more, because Deployments do not"
+            " become LeaderWorkerSets: add an entry of another name, and remove this one",
         ),
     ],
     "spec.failurePolicy.rules[]": [
