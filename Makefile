@@ -181,7 +181,7 @@ cluster-down: ## Remove it, and that of e2e tests: one kill each, nothing is lef
 monitoring-up: cluster-up ## Add Prometheus 3 with its operator to it (the first time some 13 min of Go builds)
 	$(DEVCLUSTER) monitoring
 
-kueue-up: cluster-up ## Add Kueue 0.16 to it (the first time some 3 min of Go builds)
+kueue-up: cluster-up ## Add Kueue 0.17 to it (the first time some 3 min of Go builds)
 	$(DEVCLUSTER) kueue
 
 lws-up: cluster-up ## Add LWS 0.7 to it (the first time some 2 min of Go builds)

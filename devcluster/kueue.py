@@ -37,6 +37,8 @@ _CONFIGURATION = {
     "manageJobsWithoutQueueName": True,
     "managedJobsNamespaceSelector": {"matchLabels": {MANAGED_LABEL: "true"}},
     "integrations": {"frameworks": ["ray.io/rayjob", "ray.io/raycluster"]},
+    # Off by default in 0.17: priorities may be raised by what a preemption would cost.
+    "featureGates": {"PriorityBoost": True},
 }
 # The other webhooks are for nearly all pods and jobs: with Kueue away nothing would start.
 _WEBHOOKS = re.compile(r"^[mv](ray\w+|workload|clusterqueue|cohort|resourceflavor|localqueue)\.")

@@ -14,6 +14,7 @@ from trainsync_operator import app
 from trainsync_operator.builders.target import DEFAULT_ROLE, MonitorSettings
 from trainsync_operator.kube.kinds import CLUSTER_ROLE, ROLE
 from trainsync_operator.kube.logging import configure
+from trainsync_operator.reconcile.decide.preemption_cost import BoostScale
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -67,6 +68,19 @@ def serve(
             help="Make LeaderWorkerSets of servers of several nodes; needs rights for them.",
         ),
     ] = False,
+    priority_boost_max: Annotated[
+        int,
+        typer.Option(
+            help="Largest boost of the priority of a run's Workload in Kueue, by what a preemption"
+            " would cost; 0 for none; needs rights for Workloads.",
+            min=0,
+            max=1_000_000,
+        ),
+    ] = 0,
+    priority_boost_unit: Annotated[
+        int,
+        typer.Option(help="GPU-seconds at risk that boost by 1, each doubling by one more.", min=1),
+    ] = 600,
     leader_elect: Annotated[
         bool, typer.Option("--leader-elect", help="Work only while holding the Lease.")
     ] = False,
@@ -89,6 +103,9 @@ def serve(
         metrics_port=metrics_port,
         workers=workers,
         leader_worker_sets=leader_worker_sets,
+        priority_boost=BoostScale(priority_boost_max, priority_boost_unit)
+        if priority_boost_max
+        else None,
         leader_elect=leader_elect,
         lease_namespace=lease_namespace or _own_namespace(),
         identity=f"{socket.gethostname()}-{os.getpid()}",

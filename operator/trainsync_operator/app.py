@@ -14,6 +14,7 @@ from trainsync.kube.client import connect
 
 from trainsync_operator.builders.target import MonitorSettings
 from trainsync_operator.controller.leader import Elector, Leadership
+from trainsync_operator.controller.priority_boosts import PriorityBoosts
 from trainsync_operator.controller.queue import WorkQueue
 from trainsync_operator.controller.reflector import Source
 from trainsync_operator.controller.watch import Watches
@@ -23,6 +24,7 @@ from trainsync_operator.kube.kinds import CHILDREN, OPTIONAL, RUN, WATCHED
 from trainsync_operator.kube.store import Store
 from trainsync_operator.metrics import health
 from trainsync_operator.metrics.metrics import Metrics
+from trainsync_operator.reconcile.decide.preemption_cost import BoostScale
 from trainsync_operator.reconcile.reconcile import Reconciler
 from trainsync_operator.reconcile.run import Key
 from trainsync_operator.reconcile.trimmed import trim
@@ -44,6 +46,7 @@ class Options:
     metrics_port: int = 8080
     workers: int = 4
     leader_worker_sets: bool = False
+    priority_boost: BoostScale | None = None
     leader_elect: bool = False
     lease_namespace: str = "default"
     identity: str = "trainsync-operator"
@@ -104,6 +107,8 @@ async def lead(
         for _ in range(options.workers):
             group.create_task(work(queue, reconciler, metrics))
         group.create_task(resync(queue, store))
+        if options.priority_boost is not None:
+            group.create_task(PriorityBoosts(api, store, options.priority_boost).run())
 
 
 @asynccontextmanager

@@ -21,6 +21,7 @@ from trainsync_operator.kube.kinds import (
     RUN,
     SERVICE,
     SERVICE_ACCOUNT,
+    WORKLOAD,
     Kind,
 )
 
@@ -72,6 +73,9 @@ RUN_RULES: Final = (
 LEADER_WORKER_SET_RULES: Final = (
     PolicyRule(LEADER_WORKER_SET.group, (LEADER_WORKER_SET.plural,), (*_APPLY, "delete")),
 )
+
+# In the same namespaces, where the chart's kueue.priorityBoost.max is above 0.
+PRIORITY_BOOST_RULES: Final = (PolicyRule(WORKLOAD.group, (WORKLOAD.plural,), ("list", "patch")),)
 
 # Of every monitor, in the namespace of its run.
 MONITOR_RULES: Final = (

@@ -13,6 +13,7 @@ from trainsync_operator.rbac import (
     LEADER_WORKER_SET_RULES,
     MONITOR_RULES,
     OWN_RULES,
+    PRIORITY_BOOST_RULES,
     RUN_RULES,
 )
 
@@ -31,7 +32,7 @@ Right = tuple[str, str, str]
 
 def rights(part: str) -> set[Right]:
     """The rights that the chart gives to the operator at most, or to monitors."""
-    operators = (*RUN_RULES, *LEADER_WORKER_SET_RULES, *OWN_RULES)
+    operators = (*RUN_RULES, *LEADER_WORKER_SET_RULES, *PRIORITY_BOOST_RULES, *OWN_RULES)
     rules = operators if part == OPERATOR else MONITOR_RULES
     found = {
         (rule.group, resource, verb)

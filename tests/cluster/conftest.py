@@ -8,6 +8,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -211,3 +212,19 @@ def namespace(kubectl: Kubectl) -> Iterator[Kubectl]:
 def module_namespace(kubectl: Kubectl) -> Iterator[Kubectl]:
     """kubectl in a namespace of the module."""
     yield from _namespace(kubectl)
+
+
+@contextmanager
+def served_without_controller(kubectl: Kubectl, file: Path) -> Iterator[None]:
+    """The CRD of ``file``, and nothing that looks after its objects; one that is there stays."""
+    crd = yaml.safe_load(file.read_text())
+    name = crd["metadata"]["name"]
+    made = kubectl.get("crd", name) is None
+    if made:
+        kubectl("apply", "--server-side", "-f", str(file))
+    # It is Established a moment before its kind is served.
+    asked = ("get", name, "--all-namespaces")
+    wait_until("the kind is served", lambda: kubectl.run(*asked).returncode == 0)
+    yield
+    if made:
+        kubectl("delete", "crd", name)

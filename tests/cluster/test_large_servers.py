@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 from trainsync.api import names
 from trainsync_operator.kube.kinds import LEADER_WORKER_SET
 
-from tests.cluster.conftest import FIXTURES, Kubectl, left_over, wait_until
+from tests.cluster.chart.helm import FIXTURES
+from tests.cluster.conftest import Kubectl, left_over, served_without_controller, wait_until
 from tests.cluster.manifests import changed, served
 from tests.cluster.operator.operator_process import OperatorProcess, running_operator
 
@@ -38,16 +38,8 @@ def manifest(run: str = RUN) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def sets(kubectl: Kubectl) -> Iterator[None]:
     """The CRD; that of LWS itself stays as it is."""
-    name = yaml.safe_load(CRD.read_text())["metadata"]["name"]
-    made = kubectl.get("crd", name) is None
-    if made:
-        kubectl("apply", "--server-side", "-f", str(CRD))
-    # It is Established a moment before its kind is served.
-    served_now = ("get", KIND, "--all-namespaces")
-    wait_until("the kind is served", lambda: kubectl.run(*served_now).returncode == 0)
-    yield
-    if made:
-        kubectl("delete", "crd", name)
+    with served_without_controller(kubectl, CRD):
+        yield
 
 
 def condition(ns: Kubectl) -> dict[str, Any]:

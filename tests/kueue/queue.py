@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from trainsync.api import names
+from trainsync_operator.controller.priority_boosts import BOOST_ANNOTATION, JOB_UID_LABEL
 from trainsync_operator.reconcile.run import PRIORITY_LABEL, QUEUE_LABEL
 
 from demo.platform import REPOSITORY, Platform, devcluster_name
@@ -19,9 +20,11 @@ from tests.e2e.harness import NAMESPACE
 QUEUE: Final = "one-run"
 # Kueue gives it to what has none.
 DEFAULT: Final = "default"
+# Has room for two runs, and not for a workload of `preempt` beside.
+PAIR: Final = "two-runs"
 LOW, HIGH = "low", "high"
 # A run of the tests has two pods of 50m.
-_ROOM: Final = "150m"
+_ROOMS: Final = {QUEUE: "150m", PAIR: "250m"}
 _KUEUE: Final = "kueue.x-k8s.io/v1beta2"
 _SECONDS: Final = 60
 
@@ -33,26 +36,24 @@ def prepare(platform: Platform) -> None:
     subprocess.run(command, cwd=REPOSITORY, timeout=1800, check=True)
     words = ("label", "--overwrite", "namespace", NAMESPACE, f"{MANAGED_LABEL}=true")
     platform.kubectl.run(*words)
-    room = {"cpu": _ROOM, "memory": "64Gi"}
-    resources = [{"name": name, "nominalQuota": quota} for name, quota in room.items()]
-    flavor = {"name": QUEUE, "resources": resources}
     bodies: list[tuple[str, str, dict[str, Any]]] = [
         ("ResourceFlavor", QUEUE, {"spec": {}}),
         ("WorkloadPriorityClass", LOW, {"value": 10}),
         ("WorkloadPriorityClass", HIGH, {"value": 100}),
-        (
-            "ClusterQueue",
-            QUEUE,
-            {
-                "spec": {
-                    "namespaceSelector": {},
-                    "resourceGroups": [{"coveredResources": list(room), "flavors": [flavor]}],
-                    "preemption": {"withinClusterQueue": "LowerPriority"},
-                }
-            },
-        ),
-        ("LocalQueue", QUEUE, {"spec": {"clusterQueue": QUEUE}}),
     ]
+    for queue, cpu in _ROOMS.items():
+        room = {"cpu": cpu, "memory": "64Gi"}
+        resources = [{"name": name, "nominalQuota": quota} for name, quota in room.items()]
+        flavor = {"name": QUEUE, "resources": resources}
+        spec = {
+            "namespaceSelector": {},
+            "resourceGroups": [{"coveredResources": list(room), "flavors": [flavor]}],
+            "preemption": {"withinClusterQueue": "LowerPriority"},
+        }
+        bodies += [
+            ("ClusterQueue", queue, {"spec": spec}),
+            ("LocalQueue", queue, {"spec": {"clusterQueue": queue}}),
+        ]
     for kind, name, body in bodies:
         apply(platform, kind, name, body)
 
@@ -72,17 +73,24 @@ def apply(platform: Platform, kind: str, name: str, body: dict[str, Any]) -> Non
 
 
 def start(
-    platform: Platform, name: str, priority: str | None, steps: int, **policy: Any
+    platform: Platform,
+    name: str,
+    priority: str | None,
+    steps: int,
+    *,
+    queue: str = QUEUE,
+    interval: int = 100_000,
+    **policy: Any,
 ) -> harness.Run:
-    """A run of one trainer, which saves only when it is asked to.
+    """A run of one trainer, which with the default interval saves only when it is asked to.
 
     Args:
         priority: in the queue; None for a run that names no queue.
     """
     command = f"python /opt/trainsync-e2e/workload.py --steps {steps} --trainers 1"
-    run = harness.training_run(name, command, trainers=1, interval=100_000)
+    run = harness.training_run(name, command, trainers=1, interval=interval)
     if priority is not None:
-        run["metadata"]["labels"] = {QUEUE_LABEL: QUEUE, PRIORITY_LABEL: priority}
+        run["metadata"]["labels"] = {QUEUE_LABEL: queue, PRIORITY_LABEL: priority}
     run["spec"]["suspendPolicy"] = {"saveDeadlineSeconds": 60, **policy}
     platform.kubectl.apply(harness.workload_map(), platform.fit(run), namespace=NAMESPACE)
     return harness.Run(platform, name)
@@ -125,12 +133,24 @@ def workloads(platform: Platform) -> list[dict[str, Any]]:
     return found
 
 
-def preempt(platform: Platform, name: str) -> None:
+def boost(platform: Platform, run: harness.Run) -> int:
+    """How much the priority of the run's workload is raised."""
+    uids = {
+        cluster["metadata"]["uid"]
+        for cluster in platform.kubectl.objects(
+            "rayclusters", NAMESPACE, f"{names.LABEL_RUN}={run.name}"
+        )
+    }
+    (mine,) = (w for w in workloads(platform) if w["metadata"]["labels"][JOB_UID_LABEL] in uids)
+    return int((mine["metadata"].get("annotations") or {}).get(BOOST_ANNOTATION, 0))
+
+
+def preempt(platform: Platform, name: str, queue: str = QUEUE) -> None:
     """Take the queue's room, as another workload of high priority does."""
     container = {"name": "c", "image": "none:1", "resources": {"requests": {"cpu": "100m"}}}
     pod = {"spec": {"containers": [container], "restartPolicy": "Never"}}
     spec = {
-        "queueName": QUEUE,
+        "queueName": queue,
         "priority": 100,
         "priorityClassRef": {
             "group": "kueue.x-k8s.io",

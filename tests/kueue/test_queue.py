@@ -13,9 +13,9 @@ import pytest
 from trainsync_operator.reconcile.run import QUEUE_LABEL
 
 from demo.platform import Platform
-from tests.e2e.harness import NAMESPACE, assert_one_training_at_a_time
+from tests.e2e.harness import NAMESPACE, RELEASE, assert_one_training_at_a_time
 from tests.kueue import queue
-from tests.kueue.queue import DEFAULT, HIGH, LOW, QUEUE, until
+from tests.kueue.queue import DEFAULT, HIGH, LOW, PAIR, QUEUE, until
 
 PREEMPTIONS = int(os.environ.get("TRAINSYNC_PREEMPTIONS", "3"))
 
@@ -25,6 +25,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3600 + 60 * PREEMPTIONS)]
 @pytest.fixture(scope="module")
 def queued(platform: Platform) -> Iterator[Platform]:
     queue.prepare(platform)
+    boost = "kueue.priorityBoost"
+    platform.install_chart(RELEASE, [NAMESPACE], f"{boost}.max=9", f"{boost}.gpuSeconds=1")
     yield platform
     for kind in ("trainingruns", "workloads.kueue.x-k8s.io"):
         platform.kubectl.run("-n", NAMESPACE, "delete", kind, "--all", timeout=180)
@@ -86,6 +88,31 @@ def test_a_run_that_is_preempted_again_and_again_loses_no_step(queued: Platform)
         print(f"preemption {number}: step {saved}, {time.monotonic() - began:.1f} s", flush=True)
     assert queue.raw(run)["status"]["restarts"] == 0
     run.delete()
+
+
+def test_of_two_runs_of_one_priority_the_one_with_less_at_risk_is_preempted(
+    queued: Platform,
+) -> None:
+    saving = queue.start(queued, "saving", LOW, 1_000_000, queue=PAIR, interval=1)
+    saving.wait(lambda now, _: now.phase == "Running", "it trains", 300)
+    # Of two workloads of one priority Kueue takes the one that was admitted later.
+    risking = queue.start(queued, "risking", LOW, 1_000_000, queue=PAIR)
+    risking.wait(lambda now, _: now.phase == "Running", "it trains", 300)
+
+    def is_dearer() -> bool:
+        return queue.boost(queued, risking) >= queue.boost(queued, saving) + 2
+
+    until(is_dearer, "what is at risk raises its priority", 180)
+    queue.preempt(queued, "urgent", PAIR)
+    saving.wait(lambda now, _: now.phase == "Suspending", "it is asked to save", 120)
+    until(lambda: queue.waits(saving), "it waits in the queue", 120)
+    assert queue.raw(risking)["status"]["phase"] == "Running"
+    until(lambda: queue.boost(queued, saving) == 0, "what waits is not boosted", 60)
+    (began,) = [line for line in risking.journal() if line["event"] == "start"]
+    assert began["step"] == 0
+    queued.kubectl.run("-n", NAMESPACE, "delete", "workloads.kueue.x-k8s.io", "urgent")
+    for run in (saving, risking):
+        run.delete()
 
 
 def test_a_run_without_a_queue_waits_in_the_default_one_and_trains_when_there_is_room(

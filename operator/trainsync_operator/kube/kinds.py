@@ -37,6 +37,7 @@ BUDGET: Final = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudget
 ROLE: Final = Kind("rbac.authorization.k8s.io", "v1", "Role", "roles")
 CLUSTER_ROLE: Final = Kind("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles")
 ROLE_BINDING: Final = Kind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")
+WORKLOAD: Final = Kind("kueue.x-k8s.io", "v1beta2", "Workload", "workloads")
 LEASE: Final = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 
 # Kinds that the operator makes for a run and watches by label; KubeRay and Deployments make pods.

@@ -89,6 +89,19 @@ def test_leader_worker_sets_are_for_an_operator_that_is_to_make_them(
     assert ("--leader-worker-sets" in container(objects)["args"]) is wanted
 
 
+@pytest.mark.parametrize("highest", [0, 9])
+def test_workloads_of_kueue_are_for_an_operator_that_is_to_boost_them(
+    helm: Helm, highest: int
+) -> None:
+    objects = helm.objects(f"kueue.priorityBoost.max={highest}")
+    rules = only(objects, CLUSTER_ROLE.name, "x-trainsync-operator")["rules"]
+    for rule in rbac.PRIORITY_BOOST_RULES:
+        assert (rule.to_dict() in rules) is (highest > 0)
+    args = container(objects)["args"]
+    assert ("--priority-boost-max=9" in args) is (highest > 0)
+    assert ("--priority-boost-unit=600" in args) is (highest > 0)
+
+
 def test_nothing_but_the_operator_is_there_by_default(helm: Helm) -> None:
     kinds = sorted({o["kind"] for o in helm.objects()})
     assert kinds == [

@@ -19,6 +19,7 @@ from trainsync_operator.rbac import (
     LEADER_WORKER_SET_RULES,
     MONITOR_RULES,
     OWN_RULES,
+    PRIORITY_BOOST_RULES,
     RUN_RULES,
     PolicyRule,
     bind_rule,
@@ -132,6 +133,7 @@ class OperatorProcess:
         server: str | None = None,
         everywhere: bool = False,
         leader_worker_sets: bool = False,
+        priority_boost: bool = False,
     ) -> None:
         self._namespace = str(kubectl.namespace)
         role = f"{_name_everywhere(kubectl)}-monitor" if everywhere else _MONITOR_ROLE
@@ -142,12 +144,17 @@ class OperatorProcess:
         election = ["--leader-elect", "--lease-namespace", self._namespace]
         self._election = election if leader_elect else []
         self._options = ["--leader-worker-sets"] if leader_worker_sets else []
+        if priority_boost:
+            self._options += ["--priority-boost-max", "9", "--priority-boost-unit", "1"]
         self._kubeconfig = restricted_kubeconfig(
             kubectl,
             directory,
             server,
             everywhere=everywhere,
-            more=LEADER_WORKER_SET_RULES if leader_worker_sets else (),
+            more=(
+                *(LEADER_WORKER_SET_RULES if leader_worker_sets else ()),
+                *(PRIORITY_BOOST_RULES if priority_boost else ()),
+            ),
         )
         self.log_file = directory / "operator.log"
         self._reservation = reserved_port()
@@ -232,12 +239,14 @@ def running_operator(
     leader_elect: bool = True,
     server: str | None = None,
     leader_worker_sets: bool = False,
+    priority_boost: bool = False,
 ) -> Iterator[OperatorProcess]:
     """A running operator, which must stop cleanly at the end, without errors in its log.
 
     Args:
         server: see `restricted_kubeconfig`.
         leader_worker_sets: whether the operator makes LeaderWorkerSets.
+        priority_boost: whether it boosts the priority of Workloads, by each second at risk.
     """
     operator = OperatorProcess(
         kubectl,
@@ -246,6 +255,7 @@ def running_operator(
         leader_elect=leader_elect,
         server=server,
         leader_worker_sets=leader_worker_sets,
+        priority_boost=priority_boost,
     )
     try:
         operator.start()

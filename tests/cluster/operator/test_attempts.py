@@ -7,9 +7,17 @@ from pathlib import Path
 import pytest
 from trainsync.api import names
 from trainsync.api.env import ATTEMPT, SYNC_INTERVAL
+from trainsync_operator.controller.priority_boosts import (
+    BOOST_ANNOTATION,
+    JOB_UID_LABEL,
+    LOOK_SECONDS,
+)
+from trainsync_operator.kube.kinds import WORKLOAD
+from trainsync_operator.reconcile.run import QUEUE_LABEL
 
 from demo.platform import Platform
-from tests.cluster.conftest import Kubectl, wait_until
+from tests.cluster.chart.helm import FIXTURES
+from tests.cluster.conftest import Kubectl, served_without_controller, wait_until
 from tests.cluster.operator.operator_process import OperatorProcess, running_operator
 from tests.cluster.prepared import prepared
 from tests.cluster.ray_runs import (
@@ -43,7 +51,13 @@ def operator(
     module_namespace: Kubectl, platform: Platform, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OperatorProcess]:
     directory: Path = tmp_path_factory.mktemp("operator")
-    with running_operator(module_namespace, directory, platform.images.monitor) as process:
+    workloads = FIXTURES / "kueue" / "workloads.yaml"
+    with (
+        served_without_controller(module_namespace, workloads),
+        running_operator(
+            module_namespace, directory, platform.images.monitor, priority_boost=True
+        ) as process,
+    ):
         yield process
 
 
@@ -118,7 +132,31 @@ def test_a_refused_edit_costs_no_pod_and_one_of_what_runs_begins_a_new_attempt_o
     (ray,) = pod["spec"]["containers"]
     assert ray["imagePullPolicy"] == "IfNotPresent"
     assert {e["name"]: e.get("value") for e in ray["env"]}[SYNC_INTERVAL] == "7"
+    _check_priority_boost(ns, "edited-main-1")
     delete(ns, "edited")
+
+
+def _check_priority_boost(ns: Kubectl, ray_cluster: str) -> None:
+    """The Workload that Kueue would have made of a RayCluster is raised by what is at risk."""
+    ns("label", "raycluster", ray_cluster, f"{QUEUE_LABEL}=one")
+    ray = ns.get("raycluster", ray_cluster)
+    assert ray is not None
+    container = {"name": "c", "image": "none:1"}
+    template = {"spec": {"containers": [container], "restartPolicy": "Never"}}
+    workload = {
+        "apiVersion": WORKLOAD.api_version,
+        "kind": WORKLOAD.name,
+        "metadata": {"name": "edited", "labels": {JOB_UID_LABEL: ray["metadata"]["uid"]}},
+        "spec": {"podSets": [{"name": "main", "count": 1, "template": template}]},
+    }
+    assert ns.apply(workload).returncode == 0
+
+    def boosted() -> bool:
+        found = ns.get("workloads.kueue.x-k8s.io", "edited")
+        assert found is not None
+        return int(found["metadata"]["annotations"][BOOST_ANNOTATION]) >= 1
+
+    wait_until("its priority is boosted", boosted, 2 * LOOK_SECONDS)
 
 
 def test_a_lost_trainer_pod_starts_the_next_attempt_and_a_run_beside_completes(

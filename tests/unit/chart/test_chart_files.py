@@ -91,6 +91,7 @@ def test_the_chart_grants_what_the_operator_asks_for() -> None:
     wanted = {
         "run": [rule.to_dict() for rule in rbac.RUN_RULES],
         "leaderWorkerSets": [rule.to_dict() for rule in rbac.LEADER_WORKER_SET_RULES],
+        "priorityBoost": [rule.to_dict() for rule in rbac.PRIORITY_BOOST_RULES],
         "own": [rule.to_dict() for rule in rbac.OWN_RULES],
         "monitor": [rule.to_dict() for rule in rbac.MONITOR_RULES],
     }
@@ -100,7 +101,12 @@ def test_the_chart_grants_what_the_operator_asks_for() -> None:
 def test_what_the_security_model_rules_out_is_no_right_of_the_operator() -> None:
     rights = {
         (name, verb)
-        for rule in (*rbac.RUN_RULES, *rbac.LEADER_WORKER_SET_RULES, *rbac.OWN_RULES)
+        for rule in (
+            *rbac.RUN_RULES,
+            *rbac.LEADER_WORKER_SET_RULES,
+            *rbac.PRIORITY_BOOST_RULES,
+            *rbac.OWN_RULES,
+        )
         for name in rule.resources
         for verb in rule.verbs
     }
