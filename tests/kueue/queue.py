@@ -141,8 +141,9 @@ def boost(platform: Platform, run: harness.Run) -> int:
             "rayclusters", NAMESPACE, f"{names.LABEL_RUN}={run.name}"
         )
     }
-    (mine,) = (w for w in workloads(platform) if w["metadata"]["labels"][JOB_UID_LABEL] in uids)
-    return int((mine["metadata"].get("annotations") or {}).get(BOOST_ANNOTATION, 0))
+    metadata = [workload["metadata"] for workload in workloads(platform)]
+    (mine,) = (m for m in metadata if (m.get("labels") or {}).get(JOB_UID_LABEL) in uids)
+    return int((mine.get("annotations") or {}).get(BOOST_ANNOTATION, 0))
 
 
 def preempt(platform: Platform, name: str, queue: str = QUEUE) -> None:
