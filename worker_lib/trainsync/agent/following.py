@@ -256,7 +256,6 @@ class Follower:
                 ended.outcome.value,
                 ended.reason,
             )
-        failpoint("agent.prepared")
 
     def _update(self, version: Version, staged: _PendingUpdate) -> bool:
         """Whether the server was updated; False: that is not to be done any more."""
