@@ -1,8 +1,11 @@
 """New weights into a real ``vllm serve`` on the CPU, 0.5 GB: how long nothing is generated.
 
-Ours is a version that lies staged in shared memory, from the call to pause to the answer to resume,
-as `VLLMServer` measures it; ``whole_update`` in the details also has the staging and the checks
-before the pause. Peers, all by turns on the same server:
+Ours is a version that lies staged in shared memory and was prepared while the server served, from
+the call to pause to the answer to resume, as `VLLMServer` measures it. In the details:
+``whole_update`` also has the staging, the preparation and the checks before the pause;
+``unprepared`` is the pause of a version that was not prepared; ``request`` is the time of a request
+for a few tokens, one after the other, before and during a preparation; ``memory`` is what the
+server holds, at rest and at most while it prepares. Peers, all by turns on the same server:
 
 - what vLLM has without a transfer engine: pause, its ``reload_weights`` from the checkpoint,
   resume; from the disk, and (in the details) from the page cache
@@ -15,17 +18,20 @@ Needs ``make vllm-env`` and its folder as ``VLLM_ENV``.
 import os
 import statistics
 import tempfile
+import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
 import httpx
 import torch
 from safetensors.torch import load_file
+from trainsync.engines.servers.preparing import Preparation, PreparationOutcome
 from trainsync.engines.servers.vllm import VLLMServer
 from trainsync.storage.digest import drop_cached
 from trainsync.weights.staging.area import StagingArea
+from trainsync.weights.staging.index import StagedReference
 
 from tests.bench.harness import Figure, seconds, spread
 from tests.bench.weights.peers import pickled_rpc
@@ -35,6 +41,7 @@ from tests.vllm.tiny_model import PROMPT, make_dense, version_of
 ROUNDS: Final = int(os.environ.get("TRAINSYNC_BENCH_ROUNDS", "7"))
 WARM_UP: Final = 2
 _TOKENS: Final = 8
+_REQUESTS: Final = 5
 _NEAR: Final = 1e-3  # in nats: the same weights on the same server
 SHAPE: Final = {
     "vocab_size": 32_000,
@@ -77,6 +84,38 @@ def _differ(one: list[float], other: list[float]) -> bool:
     return max(abs(a - b) for a, b in zip(one, other, strict=True)) > _NEAR
 
 
+def _held_bytes(server: Server) -> float:
+    """Memory of the server's processes, but for shared memory and files."""
+    total = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if os.getpgid(int(folder.name)) == server.process.pid:
+                rows = (folder / "smaps_rollup").read_text().splitlines()
+                found = [int(row.split()[1]) for row in rows if row.startswith("Pss_Anon:")]
+                total += sum(found) << 10
+    return float(total)
+
+
+def _answered_meanwhile(
+    server: Server, driver: VLLMServer, version: int, staged: StagedReference
+) -> tuple[float, float, float]:
+    """Median seconds of a request before and during a preparation, and the most bytes held."""
+    before = [seconds(lambda: _said(server)) for _ in range(_REQUESTS)]
+    ended: list[Preparation] = []
+    preparing = threading.Thread(
+        target=lambda: ended.append(driver.prepare(CALL_SECONDS, version, staged, lambda: None))
+    )
+    preparing.start()
+    during, most = [], 0.0
+    while preparing.is_alive():
+        during.append(seconds(lambda: _said(server)))
+        most = max(most, _held_bytes(server))
+    preparing.join()
+    assert ended, "the preparation raised"
+    assert ended[0].outcome is PreparationOutcome.PREPARED, ended[0].reason
+    return statistics.median(before), statistics.median(during), most
+
+
 def run() -> list[Figure]:
     """`vllm_update_vs_reload`, `…_vs_http_tensor` and `vllm_pause_vs_memcpy`: medians of ratios."""
     with ExitStack() as stack:
@@ -95,18 +134,27 @@ def run() -> list[Figure]:
         target = torch.zeros_like(source)
         os.sync()  # what is not on the disk cannot leave the page cache
         names = (
-            "update", "prepare", "stage", "whole_update", "reload", "warm_reload", "http_tensor",
-            "memcpy",
+            "update", "prepare", "stage", "whole_update", "unprepared", "request",
+            "request_preparing", "reload", "warm_reload", "http_tensor", "memcpy",
         )  # fmt: skip
         times: dict[str, list[float]] = {name: [] for name in names}
+        memory: dict[str, list[float]] = {"memory": [], "memory_preparing": []}
         for version in range(WARM_UP + ROUNDS):
             started = time.perf_counter()
             staged = area.stage(version, weights)
             times["stage"].append(time.perf_counter() - started)
-            update = driver.update(version, staged)
-            times["update"].append(update.pause_seconds)
-            times["prepare"].append(update.prepare_seconds)
+            prepared = driver.prepare(CALL_SECONDS, version, staged, lambda: None)
+            assert prepared.outcome is PreparationOutcome.PREPARED, prepared.reason
+            times["prepare"].append(prepared.seconds)
+            times["update"].append(driver.update(version, staged).pause_seconds)
             times["whole_update"].append(time.perf_counter() - started)
+            memory["memory"].append(_held_bytes(server))
+            before, during, most = _answered_meanwhile(server, driver, version, staged)
+            times["request"].append(before)
+            times["request_preparing"].append(during)
+            memory["memory_preparing"].append(most)
+            driver.update(version, staged)
+            times["unprepared"].append(driver.update(version, staged).pause_seconds)
             drop_cached(file)
             times["reload"].append(_reload(server.url))
             times["warm_reload"].append(_reload(server.url))
@@ -122,6 +170,8 @@ def run() -> list[Figure]:
     details = {"bytes": float(size), "rounds": float(ROUNDS)}
     for name, values in times.items():
         details |= spread(f"{name}_seconds", values[WARM_UP:])
+    for name, values in memory.items():
+        details |= spread(f"{name}_bytes", values[WARM_UP:])
     rounds = range(WARM_UP, WARM_UP + ROUNDS)
     return [
         Figure(

@@ -35,6 +35,8 @@ class FakeServer:
         loads: how many versions it loaded.
         faults: by path; the change of them needs no lock.
         calls: paths, in order.
+        prepares: the answer of its worker, asked whether a version is prepared; None: it does not
+            know the question.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class FakeServer:
         self.faults: dict[str, Fault] = {}
         self.calls: list[str] = []
         self.loads = 0
+        self.prepares: Callable[[], Mapping[str, Any]] | None = None
         self.loads_as: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] = dict
         self.port = port
         self._http: ThreadingHTTPServer | None = None
@@ -126,6 +129,10 @@ class FakeServer:
                     self._staged = reference, self._look(reference)
                 except WeightsError as error:
                     return 500, {"error": {"message": f"{KEPT}: {error}"}}
+            case "/collective_rpc":
+                if self.prepares is None:
+                    return 500, {"error": {"message": f"no method {body['method']}"}}
+                return 200, {"results": [self.prepares()]}
             case "/update_weights":
                 staged_now = self._staged
                 if staged_now is None or staged_now[0].as_dict() != body["update_info"]:

@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from ipaddress import ip_address
 from typing import Any, Final
@@ -22,7 +23,7 @@ from trainsync.agent.fellows.reader import FellowsBucketReader, FellowsReader
 from trainsync.agent.fellows.registry import FellowsLink
 from trainsync.agent.fellows.sharing import FellowServer
 from trainsync.agent.fellows.versions import HeldVersions
-from trainsync.agent.following import Follower
+from trainsync.agent.following import Follower, Prepares
 from trainsync.agent.hosts.leading import OtherHosts
 from trainsync.agent.hosts.wire import WANTED_PATH
 from trainsync.agent.intervals import DEFAULT_INTERVALS, AgentIntervals
@@ -34,8 +35,10 @@ from trainsync.agent.shared_state import SharedState
 from trainsync.agent.state import ReadinessLimits
 from trainsync.agent.store_feed import StoreFeed
 from trainsync.agent.watching import FeedWatch, ServerWatch
+from trainsync.engines.servers.base import ServerDriver
 from trainsync.engines.servers.errors import ServerError
 from trainsync.engines.servers.kinds import driver_of
+from trainsync.engines.servers.vllm import VLLMServer
 from trainsync.runtime.relays.committed_weights import read_stored_weights, read_weights
 from trainsync.runtime.sync_store import limits_within
 from trainsync.storage.layout import RunDirectory
@@ -144,6 +147,7 @@ class Agent:
             dtype=None if settings.dtype is None else getattr(torch, settings.dtype),
             cycle=intervals.cycle,
             hosts=self._hosts,
+            prepare=_prepares(settings, self._driving),
         )
         self._hints: Hints | None = None
         self._link: MonitorLink | None = None
@@ -319,6 +323,13 @@ class Agent:
         if why is None:
             return text_answer(HTTPStatus.OK, "ok")
         return text_answer(HTTPStatus.SERVICE_UNAVAILABLE, why)
+
+
+def _prepares(settings: AgentSettings, driver: ServerDriver) -> Prepares | None:
+    if not settings.prepare_seconds:
+        return None
+    assert isinstance(driver, VLLMServer), "read_settings has seen to it"
+    return partial(driver.prepare, float(settings.prepare_seconds))
 
 
 def _feed(settings: AgentSettings) -> VersionFeed:

@@ -20,6 +20,7 @@ from trainsync.agent.version import Version
 from trainsync.agent.watching import ServerWatch
 from trainsync.engines.servers.base import ServerDriver
 from trainsync.engines.servers.errors import ServerPausedError, UpdateRefusedError
+from trainsync.engines.servers.preparing import Preparation, PreparationOutcome
 from trainsync.failpoints import failpoint
 from trainsync.weights.errors import (
     DigestMismatchError,
@@ -49,6 +50,10 @@ _OUTCOMES: Final[tuple[tuple[type[BaseException], UpdateOutcome], ...]] = (
 )
 
 
+Prepares = Callable[[int, StagedReference, Callable[[], None]], Preparation]
+"""Of a version; calls its last argument now and then, and raises what that raises."""
+
+
 class _SupersededError(Exception):
     """There is a newer version."""
 
@@ -73,6 +78,8 @@ class Follower:
         dtype: that floating-point tensors are staged in; None: their own.
         cycle: seconds between two decisions while nothing changes.
         hosts: the others of the server's engine; None: it has one.
+        prepare: lets the server prepare a version before its update, see `VLLMServer.prepare`;
+            None: it does not.
     """
 
     def __init__(
@@ -90,6 +97,7 @@ class Follower:
         dtype: torch.dtype | None = None,
         cycle: float = DEFAULT_INTERVALS.cycle,
         hosts: OtherHosts | None = None,
+        prepare: Prepares | None = None,
     ) -> None:
         self._shared = shared
         self._watch = watch
@@ -103,6 +111,7 @@ class Follower:
         self._dtype = dtype
         self._cycle_seconds = cycle
         self._hosts = hosts
+        self._prepare_version = prepare
         self._admission = Admission(shared, watch, driver, metrics)
         self._staged: _PendingUpdate | None = None
         self._drops = 0
@@ -124,6 +133,7 @@ class Follower:
         started = time.monotonic()
         try:
             staged = self._on_all_hosts(version, self._stage(version))
+            self._prepare(version, staged)
             if not self._update(version, staged):
                 return
             self._admission.judge(version, staged.proof)
@@ -229,6 +239,26 @@ class Follower:
             return
         if self._drops < _MOST_DROPS or not comes or not newest.is_trained_with(version):
             raise _SupersededError
+
+    def _prepare(self, version: Version, staged: _PendingUpdate) -> None:
+        """Raises `_SupersededError`; what `VLLMServer.prepare` raises."""
+        server = self._shared.state.server
+        if self._prepare_version is None or server is None or server.paused:
+            return
+        self._shared.change(lambda state: state.entered(AgentPhase.PREPARING))
+        ended = self._prepare_version(
+            version.step, staged.reference, lambda: self._check_newest(version)
+        )
+        self._metrics.prepared(ended.outcome)
+        if ended.outcome is PreparationOutcome.PREPARED:
+            _LOG.info("%s is prepared after %.3f s", version.tag, ended.seconds)
+        else:
+            _LOG.warning(
+                "%s is loaded in the pause, for it is not prepared (%s): %s",
+                version.tag,
+                ended.outcome.value,
+                ended.reason,
+            )
 
     def _update(self, version: Version, staged: _PendingUpdate) -> bool:
         """Whether the server was updated; False: that is not to be done any more."""

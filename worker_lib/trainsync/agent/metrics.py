@@ -13,6 +13,7 @@ from trainsync.agent import metrics_catalogue as declared
 from trainsync.agent.admission.judgement import Judgement, Verdict
 from trainsync.agent.state import AgentState, ReadinessLimits, UpdateOutcome
 from trainsync.api.metrics import Metric
+from trainsync.engines.servers.preparing import PreparationOutcome
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -39,6 +40,9 @@ class AgentMetrics:
         self._outcomes = _counter(declared.UPDATES, self._registry)
         self._update_seconds = _histogram(declared.UPDATE_SECONDS, self._registry)
         self._pause_seconds = _histogram(declared.PAUSE_SECONDS, self._registry)
+        self._preparations = _counter(declared.PREPARATIONS, self._registry)
+        for preparation in PreparationOutcome:
+            self._preparations.labels(preparation.value)
         self._staged_bytes = _counter(declared.STAGED_BYTES, self._registry)
         self._fetched = _counter(declared.FETCHED_BYTES, self._registry)
         self._fellow_failures = _counter(declared.FELLOW_FAILURES, self._registry)
@@ -57,6 +61,10 @@ class AgentMetrics:
     def ended(self, outcome: UpdateOutcome) -> None:
         """A version that was begun ended so."""
         self._outcomes.labels(outcome.value).inc()
+
+    def prepared(self, outcome: PreparationOutcome) -> None:
+        """The preparation of a version ended so."""
+        self._preparations.labels(outcome.value).inc()
 
     def loaded(self, pause_seconds: float) -> None:
         """The server took a version, which is not proven yet."""

@@ -5,6 +5,7 @@ from typing import Final
 from trainsync.agent.admission.judgement import Verdict
 from trainsync.agent.state import UpdateOutcome
 from trainsync.api.metrics import Label, Metric, counter, gauge, histogram
+from trainsync.engines.servers.preparing import PreparationOutcome
 
 _FETCH_BUCKETS: Final = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _PROOF_BUCKETS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 600)
@@ -35,6 +36,12 @@ UPDATE_SECONDS: Final = histogram(
 )
 PAUSE_SECONDS: Final = histogram(
     "trainsync_agent_pause_seconds", "Time that an update paused the server.", _PAUSE_BUCKETS
+)
+PREPARATIONS: Final = counter(
+    "trainsync_agent_preparations_total",
+    "Versions that were to be prepared before the pause, with `--prepare-seconds`; what was not "
+    "prepared is loaded in the pause.",
+    Label("outcome", ", ".join(PreparationOutcome), len(PreparationOutcome)),
 )
 STAGED_BYTES: Final = counter(
     "trainsync_agent_staged_bytes_total", "Bytes laid into shared memory.", unit="bytes"

@@ -67,6 +67,7 @@ class AgentSettings:
         fellows: whether versions are taken from other agents, and given to them.
         other_hosts: of the server's engine: URLs of their agents, in the order of their ranks.
         stages_only: whether this is the agent of another host of an engine.
+        prepare_seconds: for a version to be prepared before the pause; 0: none is.
     """
 
     server: str
@@ -91,6 +92,7 @@ class AgentSettings:
     bucket: str | None = None
     other_hosts: tuple[str, ...] = ()
     stages_only: bool = False
+    prepare_seconds: int = 0
 
     @property
     def place(self) -> str:
@@ -184,6 +186,14 @@ def parser(
     )
     add("--pause", [env.AGENT_PAUSE], "keep", f"{', '.join(get_args(PauseMode))}: running requests")
     add(
+        "--prepare-seconds",
+        [env.AGENT_PREPARE_SECONDS],
+        0,
+        "let vLLM on a CPU load each version beside the one that it serves, where its memory has "
+        "room for a second copy of the weights, so that an update pauses it only to replace them; "
+        "after so many seconds the pause does without; 0: never",
+    )
+    add(
         "--timeout",
         [env.SYNC_TIMEOUT_SECONDS],
         Sync().timeout_seconds,
@@ -270,6 +280,7 @@ def read_settings(
         bucket=bucket,
         other_hosts=_other_hosts(given),
         stages_only=bool(given.leader),
+        prepare_seconds=_prepare_seconds(given),
     )
 
 
@@ -304,6 +315,19 @@ def _other_hosts(given: argparse.Namespace) -> tuple[str, ...]:
     if twice := [url for url in urls if urls.count(url) > 1]:
         raise AgentSettingsError(f"--other-hosts names {twice[0]} twice: each host has its agent")
     return tuple(urls)
+
+
+def _prepare_seconds(given: argparse.Namespace) -> int:
+    seconds = checks.number("--prepare-seconds", given.prepare_seconds, 0)
+    if seconds and given.leader:
+        raise AgentSettingsError(
+            "--prepare-seconds is of the agent that leads, not beside --leader"
+        )
+    if seconds and given.engine != "vllm":
+        raise AgentSettingsError(
+            f"--prepare-seconds is {seconds}, expected --engine vllm: {given.engine} prepares none"
+        )
+    return seconds
 
 
 def _place(

@@ -24,6 +24,7 @@ class AgentPhase(StrEnum):
     WAITING = "waiting"
     FETCHING = "fetching"
     STAGING = "staging"
+    PREPARING = "preparing"
     UPDATING = "updating"
     PROVING = "proving"
 

@@ -6,7 +6,8 @@ who reaches them can pause the server.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Final, Self
@@ -21,12 +22,21 @@ from trainsync.engines.servers.errors import (
     ServerPausedError,
     UpdateRefusedError,
 )
+from trainsync.engines.servers.preparing import (
+    ABANDON,
+    PREPARE,
+    PREPARED,
+    Preparation,
+    PreparationOutcome,
+    of_all,
+)
 from trainsync.engines.servers.tags import version_in
 from trainsync.failpoints import failpoint
 from trainsync.weights.staging.index import StagedReference
 
 _SESSION_OPEN: Final = "already active"
 _PROMPTS: Final = 16  # of one request for log-probabilities
+_ASK_SECONDS: Final = 0.05  # between questions: for each, the server's next step waits
 
 
 class VLLMServer:
@@ -119,6 +129,56 @@ class VLLMServer:
                     f"{self._calls.name} gave no log-probabilities of the prompts: {error!r}"
                 ) from error
         return tuple(found)
+
+    def prepare(
+        self, seconds: float, version: int, staged: StagedReference, go_on: Callable[[], None]
+    ) -> Preparation:
+        """Let the server load a version into memory beside its weights, while it serves.
+
+        An `update` to that version then only puts them in their place. Without, or after any other
+        outcome than ``PREPARED``, it loads them while the server is paused.
+
+        Args:
+            seconds: for the preparation. The server keeps what it prepared for as long, and for an
+                update's ``timeout``.
+            go_on: called between questions; what it raises ends the preparation.
+
+        Raises:
+            UpdateRefusedError: the version cannot be loaded at all, or the server does not answer.
+        """
+        started = time.monotonic()
+        try:
+            body = {"init_info": staged.as_dict()}
+            self._calls.ask("POST", "/init_weight_transfer_engine", self._deadline(), body)
+        except ServerError as error:
+            raise UpdateRefusedError(f"version {version}: {error}") from error
+        try:
+            ended = self._workers(PREPARE, seconds=seconds + self._timeout)
+            while ended is None and time.monotonic() < started + seconds:
+                go_on()
+                time.sleep(_ASK_SECONDS)
+                ended = self._workers(PREPARED)
+            if ended is None:
+                self._workers(ABANDON)
+                ended = PreparationOutcome.LATE, f"it took longer than {seconds:g} s"
+        except ServerError as error:
+            ended = PreparationOutcome.IMPOSSIBLE, str(error)
+        except BaseException:
+            with suppress(ServerError):
+                self._workers(ABANDON)
+            raise
+        return Preparation(*ended, time.monotonic() - started)
+
+    def _workers(self, method: str, **arguments: float) -> tuple[PreparationOutcome, str] | None:
+        """The outcome that a call of all workers tells, see `of_all`. Raises `ServerError`."""
+        body = {"method": method, "kwargs": arguments}
+        answer = self._calls.ask("POST", "/collective_rpc", self._deadline(), body)
+        try:
+            return of_all(answer["results"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ServerError(
+                f"{self._calls.name} does not say how {method} went: {error!r}"
+            ) from error
 
     def update(self, version: int, staged: StagedReference, tag: str | None = None) -> Update:
         """See `ServerDriver`."""

@@ -7,7 +7,7 @@ layer that has once been as expected, by numbers that differ, must be so from th
 
 import hashlib
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -69,19 +69,33 @@ class LayerCheck:
         self._tied = tied
         self._known: frozenset[str] = frozenset()
 
-    @torch.no_grad()
     def look(self, tensors: Mapping[str, torch.Tensor], seed: str) -> Looked:
-        """Compare rows of every layer.
+        """All of `looking`."""
+        looking = self.looking(tensors, seed)
+        while True:
+            try:
+                next(looking)
+            except StopIteration as ended:
+                looked: Looked = ended.value
+                return looked
+
+    @torch.no_grad()
+    def looking(
+        self, tensors: Mapping[str, torch.Tensor], seed: str, model: torch.nn.Module | None = None
+    ) -> Generator[None, None, Looked]:
+        """Compare rows of every layer, one layer for each item.
 
         Args:
             tensors: of the version that the model should have, on the CPU, by the names of its
                 checkpoint.
             seed: of the rows that are looked at, such as the version's digest.
+            model: in place of the worker's: one that is to become it.
         """
         fused = getattr(self._model, "packed_modules_mapping", {})
         right: dict[str, bool] = {}
         count = 0
-        for name, layer in self._model.named_modules():
+        for name, layer in (model or self._model).named_modules():
+            yield
             count += len(list(layer.parameters(recurse=False)))
             if isinstance(layer, RoutedExperts):
                 right |= right_experts(name, layer, tensors, _random(seed, name))

@@ -5,8 +5,10 @@ that a client which dies between any two leaves nothing half-done. vLLM's layerw
 loading: fused, tied, sharded and quantised weights are its business.
 """
 
-from collections.abc import Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +22,15 @@ from vllm.logger import init_logger
 
 from trainsync.engines.errors import EngineUpdateError
 from trainsync.engines.servers.errors import KEPT, TORN
+from trainsync.engines.servers.preparing import PreparationOutcome, told
+from trainsync.integrations.vllm import worker_calls
+from trainsync.integrations.vllm.errors import UnpreparableError
 from trainsync.integrations.vllm.layer_check import LayerCheck
+from trainsync.integrations.vllm.preparing import PreparedVersion, PreparingThread
 from trainsync.integrations.vllm.reload import reloading
+from trainsync.integrations.vllm.replacement import Replacement, Retired
+from trainsync.integrations.vllm.room import check_room, free_memory
+from trainsync.integrations.vllm.twin import Twin, twin_bytes
 from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.errors import SchemaMismatchError, WeightsError
 from trainsync.weights.staging.checkpoint import (
@@ -66,10 +75,13 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         super().__init__(config, vllm_config, device, model)
         self._reader = StagedReader()
         self._staged: tuple[StagedReference, StagedVersion] | None = None
+        self._preparing: PreparingThread | None = None
+        self._retired = Retired()
         self._takes = _takes(self.model_config)
         self._loaded = False
         self._layers: LayerCheck | None = LayerCheck(model, tied=_is_tied(self.model_config))
         self._look_at_checkpoint()
+        worker_calls.add()
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Map a staged version and check that it fits, so that the pause need not wait for that.
@@ -77,10 +89,43 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         Raises:
             WeightsError: it cannot be loaded. Nothing has changed.
         """
+        reference = _reference(init_info)
+        if self._staged is not None and self._staged[0] == reference:
+            return  # what was prepared of it is kept
         self._staged = None
+        self.abandon()
         if init_info.index or init_info.digest:
-            reference = _reference(init_info)
             self._staged = reference, self._open(reference)
+
+    def prepare(self, seconds: float) -> None:
+        """Begin to load the version that `init_transfer_engine` has looked at into memory beside
+        the model's, which takes a thread, and a second copy of the weights.
+
+        Args:
+            seconds: for which the copy is kept.
+
+        Raises:
+            EngineUpdateError: there is no such version. Nothing has changed.
+        """
+        if self._staged is None:
+            raise EngineUpdateError(f"{KEPT}: there is no version to prepare")
+        if self._preparing is None:
+            staged = self._staged[1]
+            self._preparing = PreparingThread(
+                partial(self._prepare, staged), _name(staged), seconds
+            )
+
+    def prepared(self) -> dict[str, Any]:
+        """See `trainsync.engines.servers.preparing.told`."""
+        if self._preparing is None:
+            return told(PreparationOutcome.LATE, "it was given up")
+        return told(*self._preparing.ask())
+
+    def abandon(self) -> None:
+        """Give up what was prepared, or is. Raises as `PreparingThread.abandon` does."""
+        preparing, self._preparing = self._preparing, None
+        if preparing is not None:
+            preparing.abandon()
 
     def start_weight_update(self) -> None:
         """Begin a session. The model stays as it is."""
@@ -104,8 +149,13 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
             )
         staged = prepared[1]
         self._loaded = False
+        preparing, self._preparing = self._preparing, None
+        version = None if preparing is None else preparing.take()
         try:
-            self._load(staged)
+            if version is None:
+                self._load(staged)
+            else:
+                self._replace(version.replacement, staged)
         except Exception as error:
             raise EngineUpdateError(
                 f"version {staged.index.weight_version}: {TORN}: {error}"
@@ -121,10 +171,12 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         if not self._loaded:
             raise EngineUpdateError(f"{KEPT}: no weights came in this update")
         self._loaded = False
+        self._retired.let_go()
 
     def shutdown(self) -> None:
-        """Let go of staged memory."""
+        """Let go of staged memory, and of prepared weights."""
         self._staged = None
+        self.abandon()
 
     def _look_at_checkpoint(self) -> None:
         """Learn the layout of layers from the weights that vLLM itself has loaded."""
@@ -138,7 +190,14 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
             _LOG.warning("layers are compared from the first version on: %s", error)
 
     def _look(self, tensors: Mapping[str, torch.Tensor], name: str) -> None:
-        """Compare the layers with the tensors that were loaded into them.
+        """All of `_looking`."""
+        for _ in self._looking(tensors, name, self.model):
+            pass
+
+    def _looking(
+        self, tensors: Mapping[str, torch.Tensor], name: str, model: torch.nn.Module
+    ) -> Iterator[None]:
+        """Compare a model's layers with the tensors that were loaded into them, layer by layer.
 
         Raises:
             WeightsError: some have other weights.
@@ -146,7 +205,7 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         if self._layers is None:
             return
         try:
-            looked = self._layers.look(tensors, name)
+            looked = yield from self._layers.looking(tensors, name, model)
         except Exception:  # noqa: BLE001 - told, and canaries still prove the server
             # A layer of a kind that nobody has tried: without it the server can serve as before.
             _LOG.exception("layers cannot be compared with %s, and are not from now on", name)
@@ -182,24 +241,76 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
             raise type(error)(f"{KEPT}: {error}") from error
         return staged
 
-    @torch.no_grad()
-    def _load(self, staged: StagedVersion) -> None:
+    def _weights(self, staged: StagedVersion) -> list[tuple[str, torch.Tensor]]:
         tied = _is_tied(self.model_config)
-        weights = [
+        return [
             (name, tensor)
             for name, tensor in staged.tensors.items()
             if not (tied and name == TIED_HEAD)
         ]
+
+    def _prepare(self, staged: StagedVersion, go_on: Callable[[], None]) -> PreparedVersion:
+        """The model with a version's weights, beside the one that serves. In another thread.
+
+        Raises:
+            UnpreparableError, NoRoomError, WeightsError; what ``go_on`` raises.
+        """
+        if self.model_config.quantization is not None:
+            raise UnpreparableError(f"the model is quantised ({self.model_config.quantization})")
+        here = self.parallel_config.world_size // self.parallel_config.nnodes
+        check_room(twin_bytes(self.model), here, free_memory())
+        twin = Twin(self.model)
+        try:
+            self._check_all_loaded(twin.load(_each(self._weights(staged), go_on)))
+            for _ in twin.process():
+                go_on()
+            looking = self._looking(staged.tensors, _name(staged), twin.model)
+            return PreparedVersion(twin.replacement(), looking, twin.close)
+        except BaseException:
+            twin.close()
+            raise
+
+    def _replace(self, replacement: Replacement, staged: StagedVersion) -> None:
+        """Serve with what was prepared.
+
+        Raises:
+            WeightsError: some layers have other weights.
+        """
+        self._retired.add(replacement, replacement.make())
+        missed = replacement.missed(random.Random(_name(staged)))  # noqa: S311 - chooses rows
+        if missed:
+            names = ", ".join(missed[:_MOST_NAMES])
+            raise WeightsError(f"{len(missed)} layers have other weights than prepared: {names}")
+        _LOG.info("%s was prepared before the pause", _name(staged))
+
+    @torch.no_grad()
+    def _load(self, staged: StagedVersion) -> None:
+        with reloading(self.model, self.model_config, tied=_is_tied(self.model_config)):
+            loaded = self.model.load_weights(self._weights(staged))
+        self._look(staged.tensors, _name(staged))
+        self._check_all_loaded(loaded)
+
+    def _check_all_loaded(self, loaded: set[str] | None) -> None:
+        """Raises `SchemaMismatchError`: some parameters were not loaded."""
         wanted = {name for name, _ in self.model.named_parameters()}  # a tied one under one name
-        with reloading(self.model, self.model_config, tied=tied):
-            loaded = self.model.load_weights(weights)
-        self._look(staged.tensors, f"version {staged.index.weight_version}")
         # As vLLM's own loader does: layers of quantised models have parameters of their own.
         if loaded is not None and self.model_config.quantization is None:
             missing = sorted(wanted - loaded)
             if missing:
                 names = ", ".join(missing[:_MOST_NAMES])
                 raise SchemaMismatchError(f"{len(missing)} weights were not loaded: {names}")
+
+
+def _each(
+    weights: list[tuple[str, torch.Tensor]], go_on: Callable[[], None]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for named in weights:
+        go_on()
+        yield named
+
+
+def _name(staged: StagedVersion) -> str:
+    return f"version {staged.index.weight_version}"
 
 
 def _reference(info: InitInfo | UpdateInfo) -> StagedReference:

@@ -1,0 +1,13 @@
+"""Why a version is not prepared; the server serves what it had."""
+
+
+class UnpreparableError(Exception):
+    """The weights can only be loaded while the server is paused."""
+
+
+class NoRoomError(Exception):
+    """There is not enough memory for a second copy of the weights."""
+
+
+class AbandonedError(Exception):
+    """The version is not wanted any more."""
