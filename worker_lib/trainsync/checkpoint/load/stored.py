@@ -1,6 +1,5 @@
 """The files of a checkpoint in a store: read by the rank that needs them. Needs no torch."""
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -84,10 +83,5 @@ class DifferentBytesError(StoreError):
 
 
 @lru_cache(8)
-def _opened(url: str, process: int) -> Bucket:
-    del process  # a forked child has none of the threads behind a connection
-    return open_run_store(url)
-
-
 def _open(url: str) -> Bucket:
-    return _opened(url, os.getpid())
+    return open_run_store(url)

@@ -21,7 +21,7 @@ from trainsync.storage.objects.errors import (
     StoreRefusedError,
     StoreUnavailableError,
 )
-from trainsync.storage.objects.requests import transfer
+from trainsync.storage.objects.requests import forks, transfer
 from trainsync.storage.objects.requests.breaker import Breaker
 from trainsync.storage.objects.requests.failures import translate
 from trainsync.storage.objects.requests.timed import StoreUntil
@@ -243,6 +243,7 @@ class Bucket:
         Args:
             estimated: ``size`` is about right, and more than nothing.
         """
+        forks.check(self.name)
         part = transfer.part_bytes(size, self.limits.part_bytes)
         failed: list[BaseException] = []
         sent = transfer.Counted(blocks)
@@ -413,6 +414,7 @@ class Bucket:
         return Patience(until, _TRIES, _FIRST_WAIT_SECONDS).begin()
 
     def _check(self) -> None:
+        forks.check(self.name)
         if self._breaker is not None:
             self._breaker.check()
 
