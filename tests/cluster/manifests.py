@@ -163,7 +163,7 @@ def served(name: str = "run") -> Object:
             "port": 9000,
             "maxStaleness": 3,
             "proof": "Required",
-            "sync": {"pause": "abort", "fellows": True},
+            "sync": {"pause": "abort", "fellows": True, "prepareSeconds": 60},
             "template": {
                 "metadata": {"annotations": {"a": "b"}},
                 "spec": {"containers": [container], "nodeSelector": {"gpu": "h200"}},

@@ -215,6 +215,9 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "container of a server without an image": (
         "spec.servers", [{**SERVERS[0], "template": {"spec": {"containers": [{"name": "a"}]}}}],
         "spec.servers[0].template.spec.containers[0].image", "Required value"),
+    "SGLang servers that prepare": (
+        "spec.servers", [{**SERVERS[0], "engine": "SGLang", "sync": {"prepareSeconds": 1}}],
+        "spec.servers[].sync.prepareSeconds is for engine VLLM alone", "set it to 0"),
     "SGLang servers of several nodes": (
         "spec.servers", [{**SERVERS[0], "engine": "SGLang", "nodes": 2}],
         "spec.servers[].nodes above 1 is for engine VLLM alone", "set it to 1"),
@@ -504,7 +507,7 @@ def test_servers_are_kept_as_they_were_written_and_get_their_defaults(namespace:
             "nodes": 1,
             "port": 8000,
             "proof": "IfPresent",
-            "sync": {"pause": "keep", "fellows": False},
+            "sync": {"pause": "keep", "fellows": False, "prepareSeconds": 0},
         }.items()
     )
     assert not {"replicas", "maxStaleness"} & judge.keys()

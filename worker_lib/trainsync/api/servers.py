@@ -58,6 +58,16 @@ class ServerSync(Model):
             "of it from the volume or the bucket."
         ),
     )
+    prepare_seconds: int = Field(
+        default=0,
+        ge=0,
+        le=3600,
+        description=(
+            "Seconds in which vLLM on a CPU may load and pack a version beside the one that it "
+            "serves, so that the pause only replaces weights; each worker needs memory for a "
+            "second copy meanwhile. 0: nothing is prepared."
+        ),
+    )
 
 
 class Server(Model):

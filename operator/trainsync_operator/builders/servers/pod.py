@@ -80,8 +80,11 @@ def _environment(target: Target, server: Server, part: Part) -> list[dict[str, A
         # The agent beside the server that answers reports of it, and asks its fellows.
         for name in (env.SERVERS, env.TOKEN_FILE, env.AGENT_SERVER):
             del variables[name]
-    elif server.sync.fellows:
-        variables[env.AGENT_FELLOWS] = "true"
+    else:
+        if server.sync.fellows:
+            variables[env.AGENT_FELLOWS] = "true"
+        if server.sync.prepare_seconds:
+            variables[env.AGENT_PREPARE_SECONDS] = str(server.sync.prepare_seconds)
     staleness = spec.sync.max_staleness if server.max_staleness is None else server.max_staleness
     if staleness is not None:
         variables[env.SYNC_MAX_STALENESS] = str(staleness)

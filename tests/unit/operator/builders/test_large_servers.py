@@ -85,7 +85,8 @@ def test_a_container_to_whose_command_nothing_can_be_appended_is_refused() -> No
 
 
 def test_the_agents_of_one_server_find_one_another(tmp_path: Any) -> None:
-    leader, worker = (agent_of(pod) for pod in pods(built({"sync": {"fellows": True}})))
+    sync = {"fellows": True, "prepareSeconds": 60}
+    leader, worker = (agent_of(pod) for pod in pods(built({"sync": sync})))
     name = "tiny-server-rollout-1"
     memory = {env.STAGING_MEMORY: str(tmp_path)}
     first = read_settings([], {**variables(leader, name), **memory})
@@ -93,6 +94,8 @@ def test_the_agents_of_one_server_find_one_another(tmp_path: Any) -> None:
         f"http://{name}-{rank}.{name}.team.svc:{names.AGENT_PORT}" for rank in (1, 2)
     )
     assert (first.server, first.fellows) == ("http://127.0.0.1:8000", True)
+    assert first.prepare_seconds == 60
+    assert env.AGENT_PREPARE_SECONDS not in variables(worker, f"{name}-2")
     assert first.rendezvous is not None
     other = read_settings([], {**variables(worker, f"{name}-2"), **memory})
     assert other.stages_only

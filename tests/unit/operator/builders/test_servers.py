@@ -102,7 +102,7 @@ def test_the_agent_is_a_sidecar_with_the_image_of_the_server_and_decides_readine
 def test_the_agent_reads_its_settings_from_what_it_is_given(tmp_path: Any) -> None:
     entry = {
         "name": "rollout", "port": 9000, "maxStaleness": 4, "proof": "Required",
-        "sync": {"pause": "abort", "fellows": True},
+        "sync": {"pause": "abort", "fellows": True, "prepareSeconds": 60},
     }  # fmt: skip
     given = variables(agent_of(built(entry)))
     places = {env.STAGING_MEMORY: str(tmp_path), env.AGENT_HOST: "10.1.2.3"}
@@ -111,15 +111,16 @@ def test_the_agent_reads_its_settings_from_what_it_is_given(tmp_path: Any) -> No
     assert str(settings.directory) == "/trainsync/checkpoints/tiny"
     assert (settings.run_uid, settings.port) == (UID, names.AGENT_PORT)
     assert (settings.pause, settings.proof, settings.fellows) == ("abort", "required", True)
-    assert settings.max_staleness == 4
+    assert (settings.max_staleness, settings.prepare_seconds) == (4, 60)
     assert given[env.SERVERS] == "rollout"
     assert given[env.MONITOR_URL] == "http://tiny-monitor.team.svc:8080"
     from_pod = {e["name"] for e in agent_of(built())["env"] if "valueFrom" in e}
     assert from_pod == {env.POD_NAME, env.AGENT_HOST}
 
 
-def test_agents_take_versions_from_the_volume_alone_unless_asked_to_share() -> None:
-    assert env.AGENT_FELLOWS not in variables(agent_of(built()))
+def test_agents_neither_share_versions_nor_prepare_them_unless_asked_to() -> None:
+    given = variables(agent_of(built()))
+    assert not {env.AGENT_FELLOWS, env.AGENT_PREPARE_SECONDS} & given.keys()
 
 
 def test_without_a_staleness_the_runs_holds() -> None:

@@ -336,6 +336,10 @@ RULES: Final[dict[str, list[Rule]]] = {
             "spec.servers[].nodes above 1 is for engine VLLM alone: set it to 1",
         ),
         Rule(
+            "self.sync.prepareSeconds == 0 || self.engine == 'VLLM'",
+            "spec.servers[].sync.prepareSeconds is for engine VLLM alone: set it to 0",
+        ),
+        Rule(
             "(self.nodes == 1) == (oldSelf.nodes == 1)",
             "spec.servers[].nodes cannot change between 1 and more, because Deployments do not"
             " become LeaderWorkerSets: add an entry of another name, and remove this one",
