@@ -94,8 +94,9 @@ def resumable(trainer: Any) -> Iterator[None]:
     Raises:
         ValueError: see `store_of`; ``resume_from_path`` is of another store; or TransferQueue
             could not save.
-        CorruptCheckpointError: the step is not whole. Of a damaged file of the trainer's own it is
-            raised at the context's end: a rank has found the damage, too, and told the monitor.
+        CorruptCheckpointError: the step is not whole, or only the pointer to it is missing. Of a
+            damaged file of the trainer's own it is raised at the context's end: a rank has found
+            the damage, too, and told the monitor.
         LoadTimeoutError, StoreError: the store was not read.
     """
     config = trainer.config.trainer
@@ -110,8 +111,8 @@ def resumable(trainer: Any) -> Iterator[None]:
         yield
         return
     by_path = config.resume_mode == "resume_path"
-    if by_path and not is_url(str(config.resume_from_path)):
-        yield  # a directory elsewhere
+    if by_path and _is_directory(str(config.resume_from_path), url):
+        yield
         return
     with directory_for(url) as directory:
         step = _step_of(str(config.resume_from_path), url) if by_path else _newest(url)
@@ -155,6 +156,11 @@ def _check_queue(trainer: Any) -> None:
         )
 
 
+def _is_directory(path: str, url: str) -> bool:
+    """Whether verl reads ``path`` itself: it is no URL, and no path that the ranks take for one."""
+    return not is_url(path) and inside_run(path, url) is None
+
+
 def _step_of(path: str, url: str) -> int:
     inside = inside_run(path, url)
     step = parse_step(inside.parts[0]) if inside is not None and len(inside.parts) == 1 else None
@@ -166,8 +172,19 @@ def _step_of(path: str, url: str) -> int:
 
 
 def _newest(url: str) -> int | None:
-    """The step that the run resumes from, as the monitor has left the pointer."""
-    return commits.read_pointer(open_run_store(url), _KIND)
+    """The step that the run resumes from, as the monitor has left the pointer; None: it begins.
+
+    Raises:
+        CorruptCheckpointError: there is no pointer, and a step is committed.
+    """
+    bucket = open_run_store(url)
+    step = commits.read_pointer(bucket, _KIND)
+    if step is None and (there := commits.committed_steps(bucket, _KIND)):
+        raise CorruptCheckpointError(
+            f"the pointer of {url} names no step, and step {there[-1]} is committed: training does "
+            "not begin at step 0; `trainsync checkpoints repair` puts the pointer back"
+        )
+    return step
 
 
 def _bring(url: str, step: int, directory: Path) -> CorruptCheckpointError | None:
