@@ -342,6 +342,24 @@ async def test_an_agent_that_began_again_costs_no_server() -> None:
     assert world.deleted() == []
 
 
+async def test_a_status_that_says_nothing_of_a_process_costs_no_server() -> None:
+    world = Large(entry())
+    await world.settle()
+    found = world.pod("0-1")
+    told = found["status"].pop("containerStatuses")
+    world.api.put(POD, found)
+    await world.calm()
+    assert world.deleted() == []
+    found["status"]["containerStatuses"] = told
+    world.api.put(POD, found)
+    await world.calm()
+    assert world.deleted() == []
+    found["status"] = {"phase": "Failed", "reason": "Evicted"}
+    world.api.put(POD, found)
+    await world.calm()
+    assert world.deleted() == [f"{ROLLOUT}-0"]
+
+
 async def test_a_process_may_begin_again_until_all_have_joined() -> None:
     world = Large(entry())
     await world.calm()
