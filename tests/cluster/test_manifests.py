@@ -329,6 +329,18 @@ def test_names_of_servers_of_several_nodes_fit_into_labels_of_their_pods(
     assert module_namespace.apply(one, "--dry-run=server").returncode == 0
 
 
+def test_no_servers_have_the_name_of_one_server_of_several_nodes(
+    module_namespace: Kubectl,
+) -> None:
+    both = changed(changed(served(), "spec.servers.0.name", "a"), "spec.servers.1.name", "a-0")
+    assert module_namespace.apply(both, "--dry-run=server").returncode == 0
+    large = changed(both, "spec.servers.0.nodes", 2)
+    done = module_namespace.apply(large, "--dry-run=server")
+    assert "because LeaderWorkerSets name each server so" in done.stderr
+    other = changed(large, "spec.servers.1.name", "a-0x")
+    assert module_namespace.apply(other, "--dry-run=server").returncode == 0
+
+
 def test_servers_stay_of_one_node_or_of_several(namespace: Kubectl) -> None:
     large = changed(served(), "spec.servers.0.nodes", 2)
     assert namespace.apply(large).returncode == 0

@@ -29,8 +29,9 @@ RELIST_SECONDS: Final = 1800.0
 # A watch that the API server ends at once would be asked for again without pause.
 _PAUSE_SECONDS: Final = 0.1
 _GONE: Final = 410
-# Of a kind that no CRD defines, or without the right to list it.
-_NOT_SERVED: Final = (403, 404)
+# Of a kind that no CRD defines, and without the right to list it.
+_NOT_SERVED: Final = 404
+_FORBIDDEN: Final = 403
 
 Told = Callable[[Kind, Object, bool], None]
 """Called with each object that is news, and whether it is gone."""
@@ -65,7 +66,7 @@ class Reflector:
         self._selector = "" if kind is RUN else names.LABEL_RUN
         self._version = ""
         self._heard = self._list_again = time.monotonic()
-        self._lively = False
+        self._lively = self._listed = False
 
     async def run(self) -> None:
         """List and watch for ever; failures are tried again with back-off."""
@@ -80,7 +81,7 @@ class Reflector:
                 wait = FIRST_RETRY_SECONDS if self._lively else wait
                 if error.status == _GONE:
                     self._version = ""
-                if self._kind in OPTIONAL and error.status in _NOT_SERVED:
+                if self._kind in OPTIONAL and self._is_missing(error):
                     self._without()
                 asked = min(error.retry_after, LAST_RETRY_SECONDS)
                 pause = max(wait * random.uniform(0.5, 1.0), asked)  # noqa: S311
@@ -107,14 +108,23 @@ class Reflector:
                 self._put(obj)
             await asyncio.sleep(0)  # a page is long: let the workers have their turn
         self._dropped(listed, version)
-        self._version, self._heard = version, time.monotonic()
+        self._version, self._heard, self._listed = version, time.monotonic(), True
         self._list_again = self._heard + RELIST_SECONDS * random.uniform(0.8, 1.2)  # noqa: S311
         self._store.seen(self._kind, self._scope)
+
+    def _is_missing(self, error: ApiError) -> bool:
+        """Whether runs go on without the kind, in place of what was seen of it.
+
+        An API server that has just begun refuses with 403 what it allows a moment later.
+        """
+        if error.status == _FORBIDDEN:
+            return not self._listed or time.monotonic() - self._heard > LOST_SECONDS
+        return error.status == _NOT_SERVED
 
     def _without(self) -> None:
         """None can be there: runs go on without, and it is asked for again from time to time."""
         self._dropped(set(), "")
-        self._version, self._heard = "", time.monotonic()
+        self._version, self._heard, self._listed = "", time.monotonic(), False
         self._store.seen(self._kind, self._scope)
 
     def _dropped(self, listed: set[str], version: str) -> None:

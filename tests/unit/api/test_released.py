@@ -25,6 +25,7 @@ NEWER_RULES: Final = {
     "about a field that release 0.1.0 lacks": (
         "metadata.name and spec.servers[].name may have at most 55 characters together",
         "metadata.name and spec.servers[].name may have at most 39 characters together where nodes",
+        "spec.servers[].name may not be that of an entry with nodes above 1, a '-' and a number",
         "spec.explorerReplicas is for runs with exactly one group of role Explorer",
         "spec.explorerReplicas is not for explorers that Ray's autoscaler counts",
         "spec.servers follow committed or stored weights",

@@ -148,7 +148,10 @@ class Servers:
         changed = live is not None and self._stored_notation.differs(run, kind, live, desired)
         if reads.is_live and (live is None or changed or not is_calm(live, run, kind)):
             # The store is older, or has it not: it may have no label, or another owner.
-            live = await reads.get(kind, run.namespace, name)
+            known, live = live, await reads.get(kind, run.namespace, name)
+            if known is None and live is not None and kind in WORKLOADS and not reads.lists_live:
+                # How many servers are asked for is kept of what is there, which was not known.
+                raise ReadLiveError(needs_listing=True)
             changed = live is not None and self._stored_notation.differs(run, kind, live, desired)
         applied = await ensure(reads, kind, desired, live, run, changed=changed)
         if applied is None:

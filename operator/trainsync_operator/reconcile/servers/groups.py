@@ -92,6 +92,16 @@ def _engines(group: Group) -> Engines:
     return frozenset((str(objects.metadata(pod)["uid"]), str(at)) for pod, at in began if at)
 
 
+def _untold(group: Group, before: Engines) -> Engines:
+    """Those of ``before`` of which the status of a running pod says nothing: they may go on."""
+    silent = {
+        str(objects.metadata(pod)["uid"])
+        for pod in (group.leader, *group.workers)
+        if objects.status(pod).get("phase") == "Running" and not _engine(pod)
+    }
+    return frozenset(process for process in before if process[0] in silent)
+
+
 @dataclass
 class Formed:
     """The servers that have begun with all of their nodes, by the uid of their first pod.
@@ -110,7 +120,7 @@ class Formed:
                 uid, engines = str(objects.metadata(group.leader)["uid"]), _engines(group)
                 if uid in before:
                     now[uid] = before[uid]
-                    if engines != before[uid]:
+                    if engines | _untold(group, before[uid]) != before[uid]:
                         found.append((server, group.leader))
                 elif len(engines) == server.nodes and _engine(group.leader).get("started"):
                     now[uid] = engines

@@ -11,7 +11,7 @@ from trainsync_operator.controller.priority_boosts import (
     JOB_UID_LABEL,
     PriorityBoosts,
 )
-from trainsync_operator.kube.client import ApiError
+from trainsync_operator.kube.client import ApiError, ApiRefusedError
 from trainsync_operator.kube.kinds import RAY_CLUSTER, RUN, WORKLOAD, Kind
 from trainsync_operator.kube.store import Store
 from trainsync_operator.reconcile.decide.preemption_cost import BoostScale
@@ -41,6 +41,12 @@ class Cluster:
         )
         run["metadata"]["resourceVersion"] = str(self.version)
         self.store.put(RUN, run)
+
+    def another_ray(self) -> None:
+        ray = self.store.get(RAY_CLUSTER, "team", "tiny-main-0")
+        assert ray is not None
+        ray["metadata"] |= {"name": "tiny-other-0", "uid": "another"}
+        self.store.put(RAY_CLUSTER, ray)
 
     def workload(self, uid: str = "w", ray: str = "ray") -> None:
         metadata: dict[str, Any] = {"name": "w", "namespace": "team", "uid": uid}
@@ -124,3 +130,57 @@ async def test_a_failure_is_told_once_and_tried_again(caplog: pytest.LogCaptureF
     cluster.api.before_write = lambda *_: None
     await cluster.boosts.look()
     assert cluster.boost == "2"
+
+
+async def test_an_odd_answer_ends_neither_the_look_nor_the_operator(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = Cluster()
+    cluster.another_ray()
+    cluster.workload()
+    cluster.at_risk(3)
+    listed = cluster.api.list
+
+    async def odd(kind: Kind, namespace: str | None, selector: str = "") -> Any:
+        if selector.endswith("=ray"):
+            raise RuntimeError("Connection closed.")  # as aiohttp says
+        return await listed(kind, namespace, selector)
+
+    cluster.api.list = odd  # type: ignore[method-assign, assignment]
+    cluster.workload(ray="another")
+    await cluster.boosts.look()
+    assert cluster.boost == "2", "the other run's"
+    assert "team/tiny-main-0 is not boosted" in caplog.text
+
+
+@pytest.mark.parametrize("status", [403, 404])
+async def test_where_no_workload_can_be_listed_a_look_asks_once_for_a_namespace(
+    status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = Cluster()
+    cluster.another_ray()
+    asked: list[str] = []
+
+    async def refused(kind: Kind, namespace: str | None, selector: str = "") -> Any:
+        asked.append(selector)
+        raise ApiRefusedError(status, "the server could not find the requested resource")
+
+    cluster.api.list = refused  # type: ignore[method-assign, assignment]
+    for _ in range(3):
+        await cluster.boosts.look()
+    assert len(asked) == 3
+    assert len(caplog.records) == 1
+
+
+async def test_a_workload_without_a_boost_is_not_looked_for_again() -> None:
+    cluster = Cluster()
+    asked: list[str] = []
+
+    async def none(kind: Kind, namespace: str | None, selector: str = "") -> Any:
+        asked.append(selector)
+        return []
+
+    cluster.api.list = none  # type: ignore[method-assign, assignment]
+    for _ in range(3):
+        await cluster.boosts.look()
+    assert len(asked) == 1

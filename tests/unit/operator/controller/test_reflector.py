@@ -192,6 +192,29 @@ async def test_objects_of_a_kind_whose_crd_goes_are_gone() -> None:
     assert followed.told[1] == ("tiny", True)
 
 
+async def test_objects_of_a_kind_stay_known_while_the_api_server_forbids_it_for_a_moment() -> None:
+    forbidden = ApiError("forbidden: RBAC: clusterrole not found", 403)
+    server = Server([first_list(pod("a", 1))], [[forbidden], [forbidden]])
+    followed = Followed(server, LEADER_WORKER_SET)
+    await followed.until(lambda: len(server.since) == 3)
+    assert server.since == ["10", "10", "10"]
+    assert followed.told == [("a", False)]
+    assert followed.store.get(LEADER_WORKER_SET, "team", "a") is not None
+
+
+async def test_objects_of_a_kind_that_stays_forbidden_are_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reflector, "LOST_SECONDS", 0.02)
+    forbidden = ApiError("leaderworkersets is forbidden", 403)
+    lists: list[list[Page] | Exception] = [forbidden for _ in range(10_000)]
+    server = Server([first_list(pod("a", 1)), *lists], [[forbidden] for _ in range(10_000)])
+    followed = Followed(server, LEADER_WORKER_SET)
+    await followed.until(lambda: len(followed.told) == 2)
+    assert followed.store.synced
+    assert followed.store.get(LEADER_WORKER_SET, "team", "a") is None
+
+
 async def test_a_kind_that_the_operator_needs_is_waited_for() -> None:
     server = Server([ApiError("no matches for kind", 404), first_list(pod("a", 1))], [])
     followed = Followed(server)

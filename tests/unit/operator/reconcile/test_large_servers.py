@@ -48,12 +48,7 @@ class Large(World):
         self, *servers: Object, kinds: tuple[Kind, ...] = WATCHED + OPTIONAL, synced: bool = True
     ) -> None:
         super().__init__(with_servers(*servers))
-        store = Store(trim, kinds=kinds)
-        for kind in kinds if synced else ():
-            store.seen(kind, None)
-        monitor = MonitorSettings("monitor:1")
-        self.operator = Reconciler(self.api, Ignore(), monitor, self.clock, store=store)
-        self._store = store
+        self.begin(kinds, synced)
         # Of each pod that was deleted, whether it goes after all that belongs to it.
         self.afterwards: list[bool] = []
         delete = self.api.delete
@@ -66,6 +61,20 @@ class Large(World):
                 self.afterwards.append(after_all)
 
         self.api.delete = noted  # type: ignore[method-assign]
+
+    def begin(self, kinds: tuple[Kind, ...] = WATCHED + OPTIONAL, synced: bool = True) -> None:
+        """An operator begins."""
+        self._store = Store(trim, kinds=kinds)
+        for kind in kinds if synced else ():
+            self._store.seen(kind, None)
+        monitor = MonitorSettings("monitor:1")
+        self.operator = Reconciler(self.api, Ignore(), monitor, self.clock, store=self._store)
+
+    async def look_without(self, kind: Kind) -> float | None:
+        """A reconcile, after all news has come but that of the servers of a kind."""
+        self._publish()
+        self._store.remove(kind, self.api.objects[kind, "team", ROLLOUT])
+        return await self.operator.reconcile(KEY)
 
     async def look(self) -> float | None:
         """A reconcile, after all news has come."""
@@ -342,6 +351,24 @@ async def test_an_agent_that_began_again_costs_no_server() -> None:
     assert world.deleted() == []
 
 
+async def test_a_status_that_says_nothing_of_a_process_costs_no_server() -> None:
+    world = Large(entry())
+    await world.settle()
+    found = world.pod("0-1")
+    told = found["status"].pop("containerStatuses")
+    world.api.put(POD, found)
+    await world.calm()
+    assert world.deleted() == []
+    found["status"]["containerStatuses"] = told
+    world.api.put(POD, found)
+    await world.calm()
+    assert world.deleted() == []
+    found["status"] = {"phase": "Failed", "reason": "Evicted"}
+    world.api.put(POD, found)
+    await world.calm()
+    assert world.deleted() == [f"{ROLLOUT}-0"]
+
+
 async def test_a_process_may_begin_again_until_all_have_joined() -> None:
     world = Large(entry())
     await world.calm()
@@ -439,6 +466,26 @@ async def test_who_scales_the_set_decides_and_a_suspension_keeps_the_number() ->
     await world.calm()
     assert world.group()["spec"]["replicas"] == 3
     assert world.status["attempt"] <= 1
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+async def test_a_number_of_servers_outlives_a_store_that_does_not_know_them(nodes: int) -> None:
+    kind = DEPLOYMENT if nodes == 1 else LEADER_WORKER_SET
+    world = Large(entry(nodes=nodes))
+    await world.calm()
+    found = world.api.objects[kind, "team", ROLLOUT]
+    found["spec"]["replicas"] = 3
+    world.api.put(kind, found)
+    await world.calm()
+    run = world.api.run()
+    run["spec"] |= {"suspend": True, "suspendPolicy": {"saveDeadlineSeconds": 0}}
+    world.api.put(RUN, run)
+    await world.calm()
+    world.begin()
+    # As where the operator was not allowed to list them, and is a moment later.
+    await world.look_without(kind)
+    found = world.api.objects[kind, "team", ROLLOUT]
+    assert found["metadata"]["annotations"][names.ANNOTATION_REPLICAS] == "3"
 
 
 @pytest.mark.parametrize("nodes", [(1, 2), (2, 1)])

@@ -174,6 +174,12 @@ RULES: Final[dict[str, list[Rule]]] = {
             " checkpoint or store: set one, or remove the servers",
         ),
         Rule(
+            "!has(self.servers) || self.servers.all(s, s.nodes == 1 || self.servers.all(t,"
+            " !t.name.matches('^' + s.name + '-[0-9]+$')))",
+            "spec.servers[].name may not be that of an entry with nodes above 1, a '-' and a"
+            " number, because LeaderWorkerSets name each server so: choose another name",
+        ),
+        Rule(
             "!has(self.checkpoint.storage.objectStore) ||"
             " !has(self.checkpoint.storage.objectStore.readCredentials) ||"
             " self.sync.method == 'checkpoint'",
