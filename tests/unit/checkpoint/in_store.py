@@ -26,7 +26,7 @@ def memory_of_every_url(monkeypatch: pytest.MonkeyPatch) -> Bucket:
     made = memory()
     for module in (opening, stored, resume, clients):
         monkeypatch.setattr(module, "open_run_store", lambda url, limits=None: made)
-    stored._opened.cache_clear()
+    stored._open.cache_clear()
     return made
 
 

@@ -33,7 +33,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bucket:
     made = memory()
     for module in (stored_run, stored):
         monkeypatch.setattr(module, "open_run_store", lambda url: made)
-    stored._opened.cache_clear()
+    stored._open.cache_clear()
     monkeypatch.delenv("TRAINSYNC_CHECKPOINT_DIR", raising=False)
     monkeypatch.setenv(stored_run.SHARED_DIR, str(tmp_path))
     for step in (1, 2):
