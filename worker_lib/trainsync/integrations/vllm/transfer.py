@@ -29,8 +29,8 @@ from trainsync.integrations.vllm.layer_check import LayerCheck
 from trainsync.integrations.vllm.preparing import PreparedVersion, PreparingThread
 from trainsync.integrations.vllm.reload import reloading
 from trainsync.integrations.vllm.replacement import Replacement, Retired
-from trainsync.integrations.vllm.room import check_room, free_memory
-from trainsync.integrations.vllm.twin import Twin, twin_bytes
+from trainsync.integrations.vllm.room import check_rest, check_room, free_memory
+from trainsync.integrations.vllm.twin import Twin, check_layers, twin_bytes
 from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.errors import SchemaMismatchError, WeightsError
 from trainsync.weights.staging.checkpoint import (
@@ -257,13 +257,20 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         """
         if self.model_config.quantization is not None:
             raise UnpreparableError(f"the model is quantised ({self.model_config.quantization})")
+        check_layers(self.model)
         here = self.parallel_config.world_size // self.parallel_config.nnodes
-        check_room(twin_bytes(self.model), here, free_memory())
+        size = twin_bytes(self.model)
+        check_room(size, here, free_memory())
+
+        def go_on_in_room() -> None:
+            go_on()
+            check_rest(size, here, free_memory())
+
         twin = Twin(self.model)
         try:
-            self._check_all_loaded(twin.load(_each(self._weights(staged), go_on)))
+            self._check_all_loaded(twin.load(_each(self._weights(staged), go_on_in_room)))
             for _ in twin.process():
-                go_on()
+                go_on_in_room()
             looking = self._looking(staged.tensors, _name(staged), twin.model)
             return PreparedVersion(twin.replacement(), looking, twin.close)
         except BaseException:
