@@ -3,18 +3,22 @@
 Prints ``CASE NAME`` for each case that went well.
 """
 
+import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from trainsync.integrations.vllm import transfer
+from trainsync.engines.errors import EngineUpdateError
+from trainsync.engines.servers.errors import KEPT
+from trainsync.engines.servers.preparing import PreparationOutcome
+from trainsync.integrations.vllm import preparing, transfer
 from trainsync.integrations.vllm.errors import NoRoomError, UnpreparableError
 from trainsync.integrations.vllm.preparing import PreparedVersion, PreparingThread
-from trainsync.integrations.vllm.replacement import Retired
+from trainsync.integrations.vllm.replacement import Replacement, Retired
 from trainsync.integrations.vllm.transfer import TrainsyncEngine, UpdateInfo, _reference
 from trainsync.integrations.vllm.twin import Twin, twin_bytes
 from vllm.model_executor.layers.linear import ReplicatedLinear, UnquantizedLinearMethod
@@ -202,6 +206,46 @@ def _engine(
     return engine
 
 
+def worker_whose_preparation_does_not_end() -> None:
+    """Others may have loaded the version by then, so that their server must not resume."""
+    may_end = threading.Event()
+
+    def work(go_on: Callable[[], None]) -> PreparedVersion:
+        may_end.wait(60)
+        return PreparedVersion(Replacement((), ()), iter(()), lambda: None)
+
+    seconds, preparing._STOP_SECONDS = preparing._STOP_SECONDS, 0.01
+    try:
+        _engine(Model(), work).receive_weights(_UPDATE)
+    except EngineUpdateError as error:
+        assert "did not end" in str(error), error
+        assert KEPT not in str(error), error
+    else:
+        raise AssertionError("it is loaded")
+    finally:
+        preparing._STOP_SECONDS = seconds
+        may_end.set()
+
+
+def twin_whose_layers_cannot_be_compared() -> None:
+    """It is not served, and the layers that serve are compared from then on as before."""
+
+    def looking(*_: Any) -> Iterator[None]:
+        yield
+        raise AttributeError("a twin lacks something")
+
+    engine = _engine(Model())
+    engine._layers = SimpleNamespace(looking=looking)
+    comparing = engine._looking({}, "version 1", torch.nn.Module())
+    made = PreparedVersion(Replacement((), ()), comparing, lambda: None)
+    thread = PreparingThread(lambda go_on: made, "version 1", 60)
+    while (found := thread.ask())[0] is None:
+        pass
+    assert found[0] is PreparationOutcome.FAILED, found
+    assert "a twin lacks something" in found[1], found
+    assert engine._layers is not None
+
+
 CASES = (
     buffer_that_the_checkpoint_has,
     buffer_that_loaders_replace,
@@ -212,6 +256,8 @@ CASES = (
     memory_that_others_take_meanwhile,
     layer_of_another_kind_where_memory_is_full,
     loaders_that_do_not_tell_what_they_loaded,
+    worker_whose_preparation_does_not_end,
+    twin_whose_layers_cannot_be_compared,
 )
 
 if __name__ == "__main__":

@@ -138,8 +138,9 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
 
         Raises:
             EngineUpdateError: it is not that version, and the model has the weights that it had; or
-                loading failed half-way, and the model must not be used before another version is
-                loaded. The message says which.
+                its preparation does not end, and it has, too, but other workers may not; or loading
+                failed half-way. The message says so of the first alone: after the others the model
+                must not be used before another version is loaded.
         """
         reference = _reference(update_info)
         prepared, self._staged = self._staged, None
@@ -200,13 +201,16 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         """Compare a model's layers with the tensors that were loaded into them, layer by layer.
 
         Raises:
-            WeightsError: some have other weights.
+            WeightsError: some have other weights; or they cannot be compared, and are not the
+                model's own.
         """
         if self._layers is None:
             return
         try:
             looked = yield from self._layers.looking(tensors, name, model)
-        except Exception:  # noqa: BLE001 - told, and canaries still prove the server
+        except Exception as error:
+            if model is not self.model:  # a fault of the copy, without which the server can do
+                raise WeightsError(f"prepared layers cannot be compared: {error!r}") from error
             # A layer of a kind that nobody has tried: without it the server can serve as before.
             _LOG.exception("layers cannot be compared with %s, and are not from now on", name)
             self._layers = None
