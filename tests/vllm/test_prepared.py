@@ -44,6 +44,21 @@ def test_a_worker_serves_what_it_prepared_or_what_it_had(kind: str, tmp_path: Pa
     assert done.stdout.count("CASE ") == int(counts[0]), done.stdout + done.stderr[-8000:]
 
 
+def test_what_is_prepared_is_all_that_was_loaded_and_fits(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("twin_cases.py")
+    done = subprocess.run(
+        [vllm_environment() / "bin/python", script],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    counts = re.findall(r"^CASES (\d+)$", done.stdout, re.MULTILINE)
+    assert counts, done.stderr[-4000:]
+    assert done.stdout.count("CASE ") == int(counts[0]), done.stdout + done.stderr[-8000:]
+
+
 @pytest.mark.parametrize("kind", ["dense", "experts", "two workers"])
 def test_a_server_serves_a_prepared_version_as_one_that_was_started_with_it(
     kind: str, tmp_path: Path

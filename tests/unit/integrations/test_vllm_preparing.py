@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from trainsync.engines.errors import EngineUpdateError
 from trainsync.engines.servers.preparing import PreparationOutcome
 from trainsync.integrations.vllm import preparing
 from trainsync.integrations.vllm.errors import NoRoomError, UnpreparableError
@@ -140,6 +141,19 @@ def test_a_preparation_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch
         return Prepared().version
 
     thread = PreparingThread(work, "version 1", 60)
-    with pytest.raises(Exception, match="the weights are as they were: the preparation of version"):
+    with pytest.raises(Exception, match="the preparation of version 1 did not end"):
         thread.abandon()
     may_end.set()
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), 1e30])
+def test_weights_that_could_not_be_let_go_in_time_are_not_prepared(seconds: float) -> None:
+    begun = threading.Event()
+
+    def work(go_on: _GoOn) -> PreparedVersion:
+        begun.set()
+        return Prepared().version
+
+    with pytest.raises(EngineUpdateError, match="version 1 cannot be kept for"):
+        PreparingThread(work, "version 1", seconds)
+    assert not begun.is_set()

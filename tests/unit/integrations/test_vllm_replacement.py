@@ -15,8 +15,8 @@ def _layer() -> torch.nn.Module:
 
 
 def _replacement(layer: torch.nn.Module, prepared: torch.Tensor) -> Replacement:
-    weight = layer.get_parameter("weight").data
-    return Replacement((Copy("weight", weight, prepared),), (Swap("layer", layer, "new"),))
+    copy = Copy("weight", layer, "weight", prepared)
+    return Replacement((copy,), (Swap("layer", layer, "new"),))
 
 
 def test_a_layer_keeps_its_memory_and_gets_the_prepared_weights() -> None:
@@ -43,9 +43,20 @@ def test_a_layer_that_kept_old_weights_is_missed() -> None:
     assert replacement.missed(random.Random(0)) == ["weight"]
 
 
+def test_a_layer_whose_memory_was_replaced_meanwhile_gets_the_prepared_weights_too() -> None:
+    layer = _layer()
+    replacement = _replacement(layer, torch.zeros(3, 4))
+    layer.weight = torch.nn.Parameter(torch.ones(3, 4), requires_grad=False)
+    assert replacement.missed(random.Random(0)) == ["layer", "weight"]
+    replacement.make()
+    assert replacement.missed(random.Random(0)) == []
+    assert not layer.get_parameter("weight").any()
+
+
 def test_a_weight_of_a_single_number_is_compared() -> None:
-    kept = torch.zeros(())
-    replacement = Replacement((Copy("scale", kept, torch.ones(())),), ())
+    layer = torch.nn.Module()
+    layer.register_buffer("scale", torch.zeros(()))
+    replacement = Replacement((Copy("scale", layer, "scale", torch.ones(())),), ())
     assert replacement.missed(random.Random(0)) == ["scale"]
     replacement.make()
     assert replacement.missed(random.Random(0)) == []

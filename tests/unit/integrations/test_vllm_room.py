@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from trainsync.integrations.vllm.errors import NoRoomError
-from trainsync.integrations.vllm.room import check_room, free_memory
+from trainsync.integrations.vllm.room import check_rest, check_room, free_memory
 
 _GB = 1 << 30
 
@@ -61,3 +61,11 @@ def test_each_worker_of_a_host_needs_room_and_a_quarter_more() -> None:
     check_room(4, 2, 10)
     with pytest.raises(NoRoomError, match="needs 10 bytes of memory, and 9 are free"):
         check_room(4, 2, 9)
+
+
+def test_others_must_leave_an_eighth_of_the_copies() -> None:
+    check_rest(8, 2, 2)
+    with pytest.raises(NoRoomError, match=r"1 bytes of memory are left beside .*, not 2"):
+        check_rest(8, 2, 1)
+    with pytest.raises(NoRoomError, match="unknown"):
+        check_rest(8, 2, None)

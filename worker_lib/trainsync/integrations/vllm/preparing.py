@@ -66,11 +66,16 @@ class PreparingThread:
         prepare: the work; it calls its argument now and then, which may raise.
         name: of the version, for logs.
         seconds: for which prepared weights are kept.
+
+    Raises:
+        EngineUpdateError: nothing can be kept for so long.
     """
 
     def __init__(
         self, prepare: Callable[[Callable[[], None]], PreparedVersion], name: str, seconds: float
     ) -> None:
+        if not 0 < seconds <= threading.TIMEOUT_MAX:
+            raise EngineUpdateError(f"{KEPT}: {name} cannot be kept for {seconds} s")
         self._prepare = prepare
         self._name = name
         self._seconds = seconds
@@ -110,13 +115,13 @@ class PreparingThread:
         """End the preparation, and let go of its memory.
 
         Raises:
-            EngineUpdateError: it does not end.
+            EngineUpdateError: it does not end. Other workers may have the version by then.
         """
         self._unwanted.set()
         self._thread.join(_STOP_SECONDS)
         if self._thread.is_alive():
             raise EngineUpdateError(
-                f"{KEPT}: the preparation of {self._name} did not end within {_STOP_SECONDS:.0f} s"
+                f"the preparation of {self._name} did not end within {_STOP_SECONDS:.0f} s"
             )
 
     def _run(self) -> None:

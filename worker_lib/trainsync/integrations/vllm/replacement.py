@@ -17,14 +17,22 @@ class Copy:
     """Weights for memory that a layer keeps.
 
     Attributes:
-        name: of the parameter or buffer.
-        kept: the layer's.
-        prepared: of the same shape and dtype.
+        name: of the parameter or buffer, in the model.
+        own: in the layer.
+        prepared: of the same shape and dtype as the layer's.
     """
 
     name: str
-    kept: torch.Tensor
+    layer: torch.nn.Module
+    own: str
     prepared: torch.Tensor
+
+    @property
+    def kept(self) -> torch.Tensor:
+        """The tensor that the layer computes with at this moment."""
+        value = value_of(self.layer, self.own)
+        assert value is not None, "a twin has seen it"
+        return value.data
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,11 @@ class Replacement:
             if not same_bytes(kept[places], prepared[places]):
                 wrong.append(copy.name)
         return wrong
+
+
+def value_of(layer: torch.nn.Module, own: str) -> torch.Tensor | None:
+    """A layer's own parameter or buffer."""
+    return layer._parameters.get(own, layer._buffers.get(own))
 
 
 class Retired:

@@ -62,3 +62,18 @@ def check_room(size: int, processes: int, free: int | None) -> None:
         raise NoRoomError(
             f"a second copy of the weights needs {needed} bytes of memory, and {known} free"
         )
+
+
+def check_rest(size: int, processes: int, free: int | None) -> None:
+    """See that others leave enough memory while a second copy is made: such as engines of the same
+    server that do not know of each other. Arguments as of `check_room`.
+
+    Raises:
+        NoRoomError: less than an eighth of the copies is left, or nobody knows.
+    """
+    least = size // 8 * processes
+    if free is None or free < least:
+        known = "an unknown number of" if free is None else str(free)
+        raise NoRoomError(
+            f"{known} bytes of memory are left beside a second copy of the weights, not {least}"
+        )

@@ -29,8 +29,8 @@ from trainsync.integrations.vllm.layer_check import LayerCheck
 from trainsync.integrations.vllm.preparing import PreparedVersion, PreparingThread
 from trainsync.integrations.vllm.reload import reloading
 from trainsync.integrations.vllm.replacement import Replacement, Retired
-from trainsync.integrations.vllm.room import check_room, free_memory
-from trainsync.integrations.vllm.twin import Twin, twin_bytes
+from trainsync.integrations.vllm.room import check_rest, check_room, free_memory
+from trainsync.integrations.vllm.twin import Twin, check_layers, twin_bytes
 from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.errors import SchemaMismatchError, WeightsError
 from trainsync.weights.staging.checkpoint import (
@@ -138,8 +138,9 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
 
         Raises:
             EngineUpdateError: it is not that version, and the model has the weights that it had; or
-                loading failed half-way, and the model must not be used before another version is
-                loaded. The message says which.
+                its preparation does not end, and it has, too, but other workers may not; or loading
+                failed half-way. The message says so of the first alone: after the others the model
+                must not be used before another version is loaded.
         """
         reference = _reference(update_info)
         prepared, self._staged = self._staged, None
@@ -200,13 +201,16 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         """Compare a model's layers with the tensors that were loaded into them, layer by layer.
 
         Raises:
-            WeightsError: some have other weights.
+            WeightsError: some have other weights; or they cannot be compared, and are not the
+                model's own.
         """
         if self._layers is None:
             return
         try:
             looked = yield from self._layers.looking(tensors, name, model)
-        except Exception:  # noqa: BLE001 - told, and canaries still prove the server
+        except Exception as error:
+            if model is not self.model:  # a fault of the copy, without which the server can do
+                raise WeightsError(f"prepared layers cannot be compared: {error!r}") from error
             # A layer of a kind that nobody has tried: without it the server can serve as before.
             _LOG.exception("layers cannot be compared with %s, and are not from now on", name)
             self._layers = None
@@ -257,13 +261,20 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         """
         if self.model_config.quantization is not None:
             raise UnpreparableError(f"the model is quantised ({self.model_config.quantization})")
+        check_layers(self.model)
         here = self.parallel_config.world_size // self.parallel_config.nnodes
-        check_room(twin_bytes(self.model), here, free_memory())
+        size = twin_bytes(self.model)
+        check_room(size, here, free_memory())
+
+        def go_on_in_room() -> None:
+            go_on()
+            check_rest(size, here, free_memory())
+
         twin = Twin(self.model)
         try:
-            self._check_all_loaded(twin.load(_each(self._weights(staged), go_on)))
+            self._check_all_loaded(twin.load(_each(self._weights(staged), go_on_in_room)))
             for _ in twin.process():
-                go_on()
+                go_on_in_room()
             looking = self._looking(staged.tensors, _name(staged), twin.model)
             return PreparedVersion(twin.replacement(), looking, twin.close)
         except BaseException:

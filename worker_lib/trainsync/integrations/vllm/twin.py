@@ -26,7 +26,8 @@ from vllm.model_executor.model_loader.reload.sanitize import layer_ref_sentinel
 from vllm.v1.attention.backend import AttentionImplBase
 
 from trainsync.integrations.vllm.errors import UnpreparableError
-from trainsync.integrations.vllm.replacement import Copy, Replacement, Swap
+from trainsync.integrations.vllm.replacement import Copy, Replacement, Swap, value_of
+from trainsync.weights.proof.products import same_bytes
 
 _PACK: Final = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
 _WRAPPER: Final = "online_process_loader"
@@ -34,15 +35,31 @@ _CALLED: Final = "_already_called_process_weights_after_loading"
 
 
 def twin_bytes(model: torch.nn.Module) -> int:
-    """Bytes of the weights of a `Twin`."""
+    """Bytes of a `Twin`: of its weights, which embeddings and heads keep beside packed ones, and
+    twice those of its buffers."""
     forms: dict[int, torch.Tensor] = {}
+    buffers: dict[int, torch.Tensor] = {}
+    packed = []
     for layer in model.modules():
         recorded = get_layerwise_info(layer).restore_metadata[0]
         for name, kept in layer._parameters.items():
             if kept is not None:
                 forms[id(kept)] = recorded.get(name, kept)
-        forms |= {id(kept): kept for kept in layer._buffers.values() if kept is not None}
-    return sum(form.numel() * form.element_size() for form in forms.values())
+        if type(getattr(layer, "quant_method", None)) is UnquantizedEmbeddingMethod:
+            packed.append(recorded.get("weight", layer.weight))
+        buffers |= {id(kept): kept for kept in layer._buffers.values() if kept is not None}
+    once = sum(_nbytes(form) for form in (*forms.values(), *packed))
+    return once + 2 * sum(_nbytes(buffer) for buffer in buffers.values())
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def check_layers(model: torch.nn.Module) -> None:
+    """Raises `UnpreparableError`: the model has a layer of a kind that is not known here."""
+    for name, layer in model.named_modules():
+        _check_known(name, layer)
 
 
 class Twin:
@@ -51,37 +68,40 @@ class Twin:
     Making it allocates memory for all weights; `process` gives it back layer by layer, and
     allocates as much for packed ones.
 
+    Args:
+        model: of which `check_layers` knows all layers.
+
     Attributes:
         model: the copy. It cannot compute.
-
-    Raises:
-        UnpreparableError: the model has a layer of a kind that is not known here.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._names = {layer: name for name, layer in model.named_modules()}
-        for layer, name in self._names.items():
-            _check_known(name, layer)
         self._twins = {layer: _hollow(layer) for layer in self._names}
-        self._own: dict[int, torch.Tensor] = {}  # by the id of the tensor that a layer serves with
+        own: dict[int, torch.Tensor] = {}  # by the id of the tensor that a layer serves with
         for layer, twin in self._twins.items():
-            self._fill(layer, twin)
-        self._begun = {
-            twin: (dict(vars(twin)), {own: _writes(value) for own, value in twin._buffers.items()})
-            for twin in self._twins.values()
-        }
+            self._fill(layer, twin, own)
+        self._begun = {twin: dict(vars(twin)) for twin in self._twins.values()}
+        self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # and as they were
+        for twin in self._twins.values():
+            for buffer in twin._buffers.values():
+                if buffer is not None and id(buffer) not in self._buffers:
+                    self._buffers[id(buffer)] = buffer, buffer.clone()
         self._served = _Served(model)
         self.model = self._twins[model]
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str] | None:
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """As ``model.load_weights``.
 
         Raises:
-            UnpreparableError: its loaders write to what the model serves with; they were stopped.
+            UnpreparableError: its loaders write to what the model serves with, and were stopped; or
+                do not tell what they loaded.
         """
         load: Any = self.model.load_weights
         with self._served, torch.no_grad():
             loaded: set[str] | None = load(weights)
+        if loaded is None:  # the memory of weights that were not loaded has any numbers
+            raise UnpreparableError("the model does not tell which weights it loaded")
         return loaded
 
     def process(self) -> Iterator[None]:
@@ -100,14 +120,16 @@ class Twin:
         copies: dict[int, Copy] = {}
         swaps = []
         for layer, twin in self._twins.items():
-            attributes, writes = self._begun[twin]
-            written = {
-                own: value for own, value in twin._buffers.items() if _writes(value) != writes[own]
-            }
-            if twin._parameters.keys() != layer._parameters.keys():
-                raise UnpreparableError(f"{self._names[layer]} gets other parameters")
+            attributes = self._begun[twin]
+            for now_has, has in (
+                (twin._parameters, layer._parameters),
+                (twin._buffers, layer._buffers),
+            ):
+                if now_has.keys() != has.keys():
+                    raise UnpreparableError(f"{self._names[layer]} gets other parameters")
+            written = {own: value for own, value in twin._buffers.items() if self._differs(value)}
             for own, prepared in (twin._parameters | written).items():
-                kept = layer._parameters.get(own, layer._buffers.get(own))
+                kept = value_of(layer, own)
                 name = f"{self._names[layer]}.{own}"
                 if kept is None or prepared is None:
                     if kept is not prepared:
@@ -115,7 +137,7 @@ class Twin:
                 elif (kept.shape, kept.dtype) != (prepared.shape, prepared.dtype):
                     raise UnpreparableError(f"{name} gets another form")
                 elif kept.numel():
-                    copies[id(kept)] = Copy(name, kept.data, prepared.data)
+                    copies[id(kept)] = Copy(name, layer, own, prepared.data)
             now = vars(twin)
             changed = {key for key in attributes | now if attributes.get(key) is not now.get(key)}
             if changed - {Swap.ATTRIBUTE}:
@@ -128,12 +150,20 @@ class Twin:
         """Let go of all memory that no `Replacement` has: loaders and weights hold each other."""
         for twin in self._twins.values():
             vars(twin).clear()
-        for tensor in self._own.values():
-            vars(tensor).clear()
-        self._own.clear()
         self._begun.clear()
+        self._buffers.clear()
 
-    def _fill(self, layer: torch.nn.Module, twin: torch.nn.Module) -> None:
+    def _differs(self, buffer: torch.Tensor | None) -> bool:
+        """Whether a twin's buffer has other bytes than at first: loaders may write by ``.data``,
+        which counts as no write, or put another one in its place."""
+        if buffer is None:
+            return False
+        _, before = self._buffers.get(id(buffer), (None, None))
+        return before is None or not same_bytes(buffer.reshape(-1), before.reshape(-1))
+
+    def _fill(
+        self, layer: torch.nn.Module, twin: torch.nn.Module, own: dict[int, torch.Tensor]
+    ) -> None:
         """Give a twin its children, and tensors of its own, tied where the layer's are."""
         for name, child in layer._modules.items():
             twin._modules[name] = None if child is None else self._twins[child]
@@ -145,18 +175,25 @@ class Twin:
             if kept is None:
                 twin._parameters[name] = None
                 continue
-            if id(kept) not in self._own:
-                self._own[id(kept)] = self._empty(recorded.get(name, kept), layer)
-            twin._parameters[name] = self._own[id(kept)]  # type: ignore[assignment]
+            if id(kept) not in own:
+                own[id(kept)] = self._empty(recorded.get(name, kept), layer)
+            twin._parameters[name] = own[id(kept)]  # type: ignore[assignment]
         for name, buffer in layer._buffers.items():
-            if buffer is not None and id(buffer) not in self._own:
-                self._own[id(buffer)] = buffer.clone()
-            twin._buffers[name] = None if buffer is None else self._own[id(buffer)]
+            if buffer is not None and id(buffer) not in own:
+                own[id(buffer)] = buffer.clone()
+                vars(own[id(buffer)]).update(vars(buffer))
+                self._take_loaders(own[id(buffer)], layer)
+            twin._buffers[name] = None if buffer is None else own[id(buffer)]
 
     def _empty(self, form: torch.Tensor, layer: torch.nn.Module) -> torch.Tensor:
         """A tensor of the same class and layout, whose loaders are those of the twins."""
         with torch.device("cpu"):
             made: torch.Tensor = materialize_meta_tensor(form)
+        self._take_loaders(made, layer)
+        return made
+
+    def _take_loaders(self, made: torch.Tensor, layer: torch.nn.Module) -> None:
+        """Give a tensor, which has the attributes of a layer's, the loaders of its twin."""
         for name, value in vars(made).items():
             loader = value
             # A reload leaves its wrapper there, which outside of a reload loads nothing.
@@ -167,7 +204,6 @@ class Twin:
                 if isinstance(owner, torch.nn.Module) and owner in self._twins:
                     loader = MethodType(loader.__func__, self._twins[owner])
             vars(made)[name] = loader
-        return made
 
 
 class _Served(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -209,10 +245,6 @@ def _hollow(layer: torch.nn.Module) -> torch.nn.Module:
     vars(twin)["_non_persistent_buffers_set"] = set(layer._non_persistent_buffers_set)
     vars(twin).pop(_CALLED, None)  # else the weights would not be processed again
     return twin
-
-
-def _writes(buffer: torch.Tensor | None) -> int | None:
-    return None if buffer is None else buffer._version
 
 
 def _check_known(name: str, layer: Any) -> None:
