@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from devcluster.addons import is_available
-from devcluster.controlplane.kubeapi import KubeApi
-from devcluster.images.imageload import load_images
-from devcluster.images.images import KUEUE_IMAGE, KUEUE_RECIPES, pack_images
+from devcluster.controllers import start_controller
+from devcluster.images.images import KUEUE_IMAGE, KUEUE_RECIPES
 from devcluster.registry import Record
-from devcluster.shell import Progress, run, wait_until
-from devcluster.tools import KUEUE_CONFIG, Tools, ensure_kueue_tools, ensure_tools
+from devcluster.shell import Progress
+from devcluster.tools import KUEUE_CONFIG, Tools, ensure_kueue_tools
 
 NAMESPACE = "kueue-system"
 _DEPLOYMENT = "kueue-controller-manager"
 _UPSTREAM = "us-central1-docker.pkg.dev/k8s-staging-images/kueue/kueue"
-_SECONDS = 180
 # Of a namespace whose jobs are Kueue's, those without a queue too; it manages no others.
 MANAGED_LABEL = "trainsync.dev/managed-by-kueue"
 # Both kinds are Kueue's, as in its default configuration: it must leave the jobs of runs alone.
@@ -49,22 +47,16 @@ def start_kueue(record: Record, progress: Progress) -> None:
 
     Raises DevclusterError.
     """
-    cluster = record.cluster
-    tools = ensure_kueue_tools(progress)
-    archives = pack_images(tools, cluster.directory / "images", KUEUE_RECIPES)
-    load_images([cluster.node(number) for number in range(1, record.nodes + 1)], archives, progress)
-    kubectl = str(ensure_tools(progress).path("kubectl"))
-    progress.say("applying Kueue")
-    rendered = run([kubectl, "kustomize", _overlay(tools, cluster.directory)], timeout=60)
-    apply = [kubectl, f"--kubeconfig={cluster.kubeconfig}", "apply", "--server-side"]
-    run([*apply, "--force-conflicts", "-f", "-"], stdin=rendered, timeout=_SECONDS)
-    api = KubeApi(cluster)
-    wait_until(
-        lambda: is_available(api, NAMESPACE, _DEPLOYMENT),
-        what=f"Kueue; see `kubectl -n {NAMESPACE} describe pods`",
-        seconds=_SECONDS,
+    start_controller(
+        record,
+        progress,
+        "Kueue",
+        NAMESPACE,
+        ensure_kueue_tools(progress),
+        KUEUE_RECIPES,
+        _overlay,
+        lambda api: is_available(api, NAMESPACE, _DEPLOYMENT),
     )
-    progress.say("Kueue is up")
 
 
 def _overlay(tools: Tools, directory: Path) -> Path:

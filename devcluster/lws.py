@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from devcluster.addons import is_available
+from devcluster.controllers import start_controller
 from devcluster.controlplane.kubeapi import ApiError, KubeApi
-from devcluster.images.imageload import load_images
-from devcluster.images.images import LWS_IMAGE, LWS_RECIPES, pack_images
+from devcluster.images.images import LWS_IMAGE, LWS_RECIPES
 from devcluster.registry import Record
-from devcluster.shell import Progress, run, wait_until
-from devcluster.tools import LWS_CONFIG, Tools, ensure_lws_tools, ensure_tools
+from devcluster.shell import Progress
+from devcluster.tools import LWS_CONFIG, Tools, ensure_lws_tools
 
 NAMESPACE = "lws-system"
 _DEPLOYMENT = "lws-controller-manager"
 _UPSTREAM = "us-central1-docker.pkg.dev/k8s-staging-images/lws/lws"
-_SECONDS = 180
 _CONFIGURATION = {
     "apiVersion": "config.lws.x-k8s.io/v1alpha1",
     "kind": "Configuration",
@@ -40,22 +39,16 @@ def start_lws(record: Record, progress: Progress) -> None:
 
     Raises DevclusterError.
     """
-    cluster = record.cluster
-    tools = ensure_lws_tools(progress)
-    archives = pack_images(tools, cluster.directory / "images", LWS_RECIPES)
-    load_images([cluster.node(number) for number in range(1, record.nodes + 1)], archives, progress)
-    kubectl = str(ensure_tools(progress).path("kubectl"))
-    progress.say("applying LWS")
-    rendered = run([kubectl, "kustomize", _overlay(tools, cluster.directory)], timeout=60)
-    apply = [kubectl, f"--kubeconfig={cluster.kubeconfig}", "apply", "--server-side"]
-    run([*apply, "--force-conflicts", "-f", "-"], stdin=rendered, timeout=_SECONDS)
-    api = KubeApi(cluster)
-    wait_until(
-        lambda: is_available(api, NAMESPACE, _DEPLOYMENT) and _is_trusted(api),
-        what=f"LWS; see `kubectl -n {NAMESPACE} describe pods`",
-        seconds=_SECONDS,
+    start_controller(
+        record,
+        progress,
+        "LWS",
+        NAMESPACE,
+        ensure_lws_tools(progress),
+        LWS_RECIPES,
+        _overlay,
+        lambda api: is_available(api, NAMESPACE, _DEPLOYMENT) and _is_trusted(api),
     )
-    progress.say("LWS is up")
 
 
 def _is_trusted(api: KubeApi) -> bool:

@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +12,7 @@ from safetensors.torch import save_file
 from tests.corruptions.catalogue import CATALOGUE
 from tests.corruptions.real_layers import RealLayers
 from tests.corruptions.versions import Kind, Lineage, make_model
+from tests.vllm.cases import check_cases
 from tests.vllm.conftest import SECONDS
 from tests.vllm.server import environment, vllm_environment
 from tests.vllm.tiny_model import make_dense, make_experts, version_of
@@ -45,18 +45,7 @@ def test_layers_show_every_fault_behind_the_staged_weights_and_no_clean_update(
 
 
 def test_layers_are_refused_only_where_the_layout_is_known(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("layer_cases.py")
-    done = subprocess.run(
-        [vllm_environment() / "bin/python", script],
-        env=environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    counts = re.findall(r"^CASES (\d+)$", done.stdout, re.MULTILINE)
-    assert counts, done.stderr[-4000:]
-    assert done.stdout.count("CASE ") == int(counts[0]), done.stdout + done.stderr
+    check_cases(Path(__file__).with_name("layer_cases.py"), tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["dense", "experts"])

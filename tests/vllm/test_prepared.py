@@ -1,8 +1,6 @@
 """A version that a server prepared while it served is the one that it serves then, or none is."""
 
-import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,8 +9,8 @@ from trainsync.engines.servers.preparing import PreparationOutcome
 from trainsync.engines.servers.vllm import VLLMServer
 from trainsync.weights.staging.area import StagingArea
 
-from tests.vllm.conftest import SECONDS
-from tests.vllm.server import CALL_SECONDS, environment, serve, vllm_environment
+from tests.vllm.cases import check_cases
+from tests.vllm.server import CALL_SECONDS, serve
 from tests.vllm.tiny_model import PROMPT, make_dense, make_experts, version_of
 
 _KINDS = ["dense", "tied", "experts"]
@@ -31,32 +29,11 @@ def test_a_worker_serves_what_it_prepared_or_what_it_had(kind: str, tmp_path: Pa
         save_file(version_of(model, version), file)
         files.append(file)
     script = shutil.copy(Path(__file__).with_name("prepared_versions.py"), tmp_path)
-    done = subprocess.run(
-        [vllm_environment() / "bin/python", script, model, *files],
-        env={**environment(tmp_path), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    counts = re.findall(r"^CASES (\d+)$", done.stdout, re.MULTILINE)
-    assert counts, done.stderr[-4000:]
-    assert done.stdout.count("CASE ") == int(counts[0]), done.stdout + done.stderr[-8000:]
+    check_cases(script, tmp_path, [model, *files], VLLM_ENABLE_V1_MULTIPROCESSING="0")
 
 
 def test_what_is_prepared_is_all_that_was_loaded_and_fits(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("twin_cases.py")
-    done = subprocess.run(
-        [vllm_environment() / "bin/python", script],
-        env=environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    counts = re.findall(r"^CASES (\d+)$", done.stdout, re.MULTILINE)
-    assert counts, done.stderr[-4000:]
-    assert done.stdout.count("CASE ") == int(counts[0]), done.stdout + done.stderr[-8000:]
+    check_cases(Path(__file__).with_name("twin_cases.py"), tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["dense", "experts", "two workers"])

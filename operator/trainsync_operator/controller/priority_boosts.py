@@ -81,8 +81,7 @@ class PriorityBoosts:
                 self._tell(uid, f"{what}: {error}")
             except ApiError as error:
                 self._tell(uid, f"{what}: {error}")
-            except Exception:  # noqa: BLE001
-                # What is odd of one run must not stop the others, nor end the operator.
+            except Exception:  # noqa: BLE001 - an odd answer of one run ends not the operator
                 _LOG.exception("%s", what)
             else:
                 self._failed.pop(uid, None)
