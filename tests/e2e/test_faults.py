@@ -87,26 +87,35 @@ def test_a_run_outlives_trainer_monitor_and_head_that_are_killed_at_the_worst_mo
     assert starts(journal)[-1] >= slow, "what was committed before the kill was lost"
 
 
-def test_a_run_that_hangs_fires_an_alert_and_suspended_it_resumes_at_exactly_its_step(
+def test_of_two_runs_one_goes_back_and_one_scales_hangs_with_an_alert_and_resumes_at_its_step(
     start: Start, tmp_path: Path
 ) -> None:
-    steps = 120  # so that it trains still when it is asked to save
-    run = start("suspended", "--steps", str(steps), "--trainers", "1", trainers=1, interval=1000)
-    with watching(run.kubectl, run.name, tmp_path, PACE) as prometheus:
-        run.wait(lambda now, _: (now.step or 0) >= 5, "it trains", 240)
-        hangs_and_goes_on(run, prometheus)
-    run.suspend()
-    run.wait(lambda now, _: now.phase == "Suspended", "it is suspended", 240)
-    run.suspend(False)
+    endless, long = 10_000, 120  # so that it trains still when the monitor hears of the rollback
+    options = ("--steps", str(endless), "--trainers", "1", "--explorers")
+    other = start("twin-a", *options, trainers=1, explorers=1, interval=endless)
+    run = start("twin-b", "--steps", str(long), "--trainers", "1", trainers=1, interval=INTERVAL)
+    run.wait(lambda now, _: (now.committed or 0) >= 2 * INTERVAL, "a second commit", 240)
+    command = CommandLine(run.platform.kubectl.kubeconfig, NAMESPACE)
+    with pytest.raises(AssertionError, match="checkpoint 5 is not committed"):
+        command("rollback", run.name, "--step", "5")
+    command("rollback", run.name, "--step", str(INTERVAL))
+    for replicas in (1, 2, 1):
+        if other.seen:
+            words = ("scale", "trainingrun", other.name, f"--replicas={replicas}")
+            other.kubectl.run("-n", NAMESPACE, *words)
+        other.wait(lambda _, raw: in_step(raw) == replicas, f"{replicas} take weights", 240)  # noqa: B023
+    journal = other.journal()
+    assert starts(journal) == [0]
+    assert len({line["incarnation"] for line in journal}) == 1, "scaling began a new attempt"
+    with watching(other.kubectl, other.name, tmp_path, PACE) as prometheus:
+        hangs_and_goes_on(other, prometheus)
+    is_suspended_and_resumes(other)
     end = run.wait_complete(300)
-    assert (end.attempt, end.restarts, end.step) == (1, 0, steps)
+    assert (end.attempt, end.restarts, end.step, end.committed) == (1, 0, long, long)
     run.verify()
-    journal = run.journal()
-    assert_one_training_at_a_time(journal)
-    trained = [line["step"] for line in journal if line["event"] == "step"]
-    assert trained == list(range(1, steps + 1)), "a step is lost, or trained twice"
-    told = run.kubectl.run("-n", NAMESPACE, "describe", "trainingrun", run.name)
-    assert f"Checkpoint {starts(journal)[1]} is committed, and the run goes on from it" in told
+    assert starts(run.journal()) == [0, INTERVAL]
+    aside = run.in_monitor("sh", "-c", f"ls -d {CHECKPOINT_MOUNT}/{run.name}/rolled_back/*/*")
+    assert f"global_step_{2 * INTERVAL}" in aside
 
 
 def hangs_and_goes_on(run: Run, prometheus: Server) -> None:
@@ -126,34 +135,32 @@ def hangs_and_goes_on(run: Run, prometheus: Server) -> None:
     wait_for(lambda: not fires(), what="the alert ends", seconds=60)
 
 
-def test_of_two_runs_at_once_one_goes_back_and_explorers_of_the_other_join_and_leave(
-    start: Start,
-) -> None:
-    endless, long = 10_000, 120  # so that it trains still when the monitor hears of the rollback
-    other = start(
-        "twin-a", "--steps", str(endless), "--trainers", "1", "--explorers", trainers=1, explorers=1
+def is_suspended_and_resumes(run: Run) -> None:
+    """The run saves before its pods go, and no step of it is lost or trained twice."""
+    run.suspend()
+    run.wait(lambda now, _: now.phase == "Suspended", "it is suspended", 240)
+    run.suspend(False)
+    resumed = run.wait(
+        lambda now, _: now.attempt == 1 and now.phase == "Running" and in_order(run, 3),
+        "it trains again",
+        300,
     )
-    run = start("twin-b", "--steps", str(long), "--trainers", "1", trainers=1, interval=INTERVAL)
-    run.wait(lambda now, _: (now.committed or 0) >= 2 * INTERVAL, "a second commit", 240)
-    command = CommandLine(run.platform.kubectl.kubeconfig, NAMESPACE)
-    with pytest.raises(AssertionError, match="checkpoint 5 is not committed"):
-        command("rollback", run.name, "--step", "5")
-    command("rollback", run.name, "--step", str(INTERVAL))
-    for replicas in (1, 2, 1):
-        if other.seen:
-            words = ("scale", "trainingrun", other.name, f"--replicas={replicas}")
-            other.kubectl.run("-n", NAMESPACE, *words)
-        other.wait(lambda _, raw: in_step(raw) == replicas, f"{replicas} take weights", 240)  # noqa: B023
-    end = run.wait_complete(300)
-    assert (end.attempt, end.restarts, end.step, end.committed) == (1, 0, long, long)
+    assert resumed.restarts == 0
     run.verify()
-    assert starts(run.journal()) == [0, INTERVAL]
-    aside = run.in_monitor("sh", "-c", f"ls -d {CHECKPOINT_MOUNT}/{run.name}/rolled_back/*/*")
-    assert f"global_step_{2 * INTERVAL}" in aside
-    other.verify()
-    journal = other.journal()
-    assert starts(journal) == [0]
-    assert len({line["incarnation"] for line in journal}) == 1
+    assert_one_training_at_a_time(run.journal())
+    told = run.kubectl.run("-n", NAMESPACE, "describe", "trainingrun", run.name)
+    saved = starts(run.journal())[1]
+    assert f"Checkpoint {saved} is committed, and the run goes on from it" in told
+
+
+def in_order(run: Run, steps: int) -> bool:
+    """Whether the second attempt has trained so many steps, with none lost or trained twice."""
+    journal = run.journal()
+    if len(starts(journal)) < 2:
+        return False
+    trained = [line["step"] for line in journal if line["event"] == "step"]
+    assert trained == list(range(1, len(trained) + 1)), "a step is lost, or trained twice"
+    return bool(trained[-1] >= starts(journal)[1] + steps)
 
 
 def in_step(run: Object) -> int:

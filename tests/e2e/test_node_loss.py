@@ -1,4 +1,4 @@
-"""Loss of a cluster node. Only on devcluster: a test must not kill a user's node."""
+"""Loss of a cluster node, and of ranks. Only on devcluster: a test must not kill a user's node."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from trainsync.api.names import LABEL_ROLE, LABEL_RUN
 
 from demo import faults
 from demo.cli import MANIFEST, load_run
-from demo.kubectl import Object
+from demo.kubectl import Object, wait_for
 from demo.platform import REPOSITORY, Platform, devcluster_name, load_images, own_cluster
 from tests.e2e import example, harness
 from tests.e2e.test_faults import INTERVAL, starts
@@ -28,10 +28,11 @@ def devcluster(*words: str) -> None:
 
 
 STEPS = 32  # so that it trains still when the node is lost, also on a busy machine
+MEMORY_STEPS = 48
 # The first node runs KubeRay and CoreDNS, which new RayClusters need.
 VICTIM = "node-2"
 LOSING = "node-kill"
-# `test_bucket` has the method `nccl`, and `test_restore_from_memory` has `memory`.
+# `test_bucket` has the method `nccl`, the demo `memory`.
 SYNC: Object = {
     "method": "checkpoint",
     "style": "trainer_driven",
@@ -89,17 +90,18 @@ def test_when_a_node_is_cut_off_the_next_attempt_goes_on_and_the_lost_one_commit
     assert journal[0]["node"] == victim
 
 
-def test_when_a_trainers_node_dies_the_other_pods_stay_and_give_it_the_last_step_from_memory(
+def test_a_rank_that_dies_in_place_in_its_job_or_with_its_node_loads_the_last_step_from_memory(
     platform: Platform, victim: str
 ) -> None:
     run = example.start(
         platform,
         LOSING,
-        STEPS,
+        MEMORY_STEPS,
+        "--max-restarts 1",  # the second kill ends the job
         clusters=spread(victim),
         checkpoint=load_run(MANIFEST)["spec"]["checkpoint"]
         | {"memory": {"budget": "256Mi", "copies": 1}, "interval": INTERVAL},
-        failurePolicy={"maxRestarts": 0, "backoffSeconds": 0, "restartScope": "Job"},
+        failurePolicy={"maxRestarts": 1, "backoffSeconds": 0, "restartScope": "Job"},
         sync=SYNC,
     )
     try:
@@ -107,24 +109,54 @@ def test_when_a_trainers_node_dies_the_other_pods_stay_and_give_it_the_last_step
         before = ray_pods(platform, run)
         lost = {name for name, (_, node) in before.items() if node == victim}
         assert {role for role, node in before.values() if node == victim} == {"Trainer", "Explorer"}
+        goes_on_from_memory_twice(platform, run)
+        assert ray_pods(platform, run) == before, "other pods: their memory was not that of before"
         devcluster("node-kill", victim)
 
         resumed = run.wait(
-            lambda now, _: now.metrics.get("resumed_step", 0) >= INTERVAL, "it goes on", 240
+            lambda now, _: now.attempt >= 2 and now.phase == "Running", "it goes on", 240
         )
-        assert (resumed.restarts, resumed.infrastructure_restarts >= 1) == (0, True)
+        assert (resumed.restarts, resumed.infrastructure_restarts >= 1) == (1, True)
         after = ray_pods(platform, run)
         assert before.keys() - lost <= after.keys(), "pods of a node that lives were made anew"
         assert not lost & after.keys()
         end = run.wait_complete(180)
-        assert (end.step, end.committed, end.restarts) == (STEPS, STEPS, 0)
+        assert (end.step, end.committed, end.restarts) == (MEMORY_STEPS, MEMORY_STEPS, 1)
+        assert end.metrics["resumed_step"] >= 3 * INTERVAL
         assert example.loaded_bytes(run, "memory") > 100_000
         assert example.loaded_bytes(run, "volume") == 0
-        example.check_explorers(run, end, SYNC["method"], STEPS)
-        example.check_volume(run, STEPS)
+        example.check_explorers(run, end, SYNC["method"], MEMORY_STEPS)
+        example.check_volume(run, MEMORY_STEPS)
     finally:
         devcluster("up")  # the monitor's pod may be there, and goes with its node alone
         run.delete()
+
+
+def goes_on_from_memory_twice(platform: Platform, run: harness.Run) -> None:
+    """Kill a rank, which starts again in place; when it has saved, again, which takes a new job."""
+    rank = faults.trainer_to_kill(platform.kubectl, run.name, harness.NAMESPACE)
+    faults.kill_rank(platform.kubectl, rank, harness.NAMESPACE)
+    restarted = run.wait(lambda now, _: now.restarts_in_place == 1, "it goes on in place", 120)
+    assert (restarted.attempt, restarted.restarts) == (0, 0)
+    # The status has the restart before the new ranks have loaded.
+    wait_for(
+        lambda: example.loaded_bytes(run, "memory") > 100_000,
+        what="the new ranks to load from memory",
+        seconds=120,
+    )
+    saved = max(restarted.committed or 0, INTERVAL) + INTERVAL
+    run.wait(lambda now, _: (now.committed or 0) >= saved, "it saves again", 120)
+    in_place = example.loaded_bytes(run, "memory")
+    faults.kill_rank(platform.kubectl, rank, harness.NAMESPACE)
+    again = run.wait(
+        lambda now, _: now.attempt == 1 and (now.committed or 0) >= saved + INTERVAL,
+        "the new job has saved",
+        240,
+    )
+    assert (again.restarts, again.infrastructure_restarts) == (1, 0)
+    assert again.metrics["resumed_step"] >= saved
+    assert example.loaded_bytes(run, "memory") > in_place
+    assert example.loaded_bytes(run, "volume") == 0
 
 
 def on(node: str, operator: str, *, required: bool) -> Object:

@@ -1,6 +1,8 @@
-"""Attempts on a real cluster, with real Ray pods, monitors and jobs."""
+"""Attempts on a real cluster, with real Ray pods, monitors and jobs, and what is left of earlier
+ones: a pod that does not go, and the job of a deleted namesake."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +34,10 @@ from tests.cluster.ray_runs import (
 
 # Within which a cause must stand in the status and in an Event.
 TOLD_SECONDS = 15.0
+HOLD = "example.com/hung-volume"
+GRACE_SECONDS = 2
+# The operator calls a pod stuck 15 s after its grace period.
+WATCHED_SECONDS = 22.0
 
 pytestmark = [
     pytest.mark.cluster,
@@ -94,11 +100,14 @@ def test_a_container_that_exits_before_the_job_is_told_of_and_ends_its_attempt(
     delete(ns, "exits")
 
 
-def test_a_refused_edit_costs_no_pod_and_one_of_what_runs_begins_a_new_attempt_on_new_pods(
+def test_neither_a_refused_edit_nor_an_explorer_pod_that_does_not_go_costs_a_pod_or_an_attempt(
     ns: Kubectl, platform: Platform
 ) -> None:
-    start(ns, platform, "edited", f"python -c '{REPORTING}'")
+    """The pod holds up no attempt, either, which an edit of what runs begins on new pods."""
+    start(ns, platform, "edited", f"python -c '{REPORTING}'", explorers=1)
     wait_phase(ns, "edited", "Running")
+    explorers = f"{names.LABEL_RUN}=edited,{names.LABEL_ROLE}=Explorer"
+    (hung,) = [pod["metadata"]["name"] for pod in ns.list("pod", explorers)]
     selector = f"{names.LABEL_RUN}=edited,{names.LABEL_ROLE}=Trainer"
     (before,) = ns.list("pod", selector)
     (cluster,) = (ns.get("trainingrun", "edited") or {})["spec"]["clusters"]
@@ -124,16 +133,40 @@ def test_a_refused_edit_costs_no_pod_and_one_of_what_runs_begins_a_new_attempt_o
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
     assert status(ns, "edited")["attempt"] == 0
     assert ns.get("raycluster", "edited-main-1") is None, "a dry run makes nothing"
-    edit({"interval": 7}, imagePullPolicy="IfNotPresent")
-    wait_until("there is a new attempt", lambda: status(ns, "edited")["attempt"] == 1)
-    wait_phase(ns, "edited", "Running")
-    assert status(ns, "edited")["restarts"] == 0
+    try:
+        hold(ns, hung, [HOLD])
+        ns("delete", "pod", hung, f"--grace-period={GRACE_SECONDS}", "--wait=false")
+        stays_as_it_is(ns, hung, attempt=0)
+        # The next attempt has RayClusters of its own, beside the pod that does not go.
+        edit({"interval": 7}, imagePullPolicy="IfNotPresent")
+        wait_until("there is a new attempt", lambda: status(ns, "edited")["attempt"] == 1)
+        wait_phase(ns, "edited", "Running")
+        stays_as_it_is(ns, hung, attempt=1)
+    finally:
+        hold(ns, hung, None)
+    wait_until("the pod is gone", lambda: ns.get("pod", hung) is None)
     (pod,) = ns.list("pod", f"{selector},{names.LABEL_ATTEMPT}=1")
     (ray,) = pod["spec"]["containers"]
     assert ray["imagePullPolicy"] == "IfNotPresent"
     assert {e["name"]: e.get("value") for e in ray["env"]}[SYNC_INTERVAL] == "7"
     _check_priority_boost(ns, "edited-main-1")
     delete(ns, "edited")
+
+
+def stays_as_it_is(ns: Kubectl, pod: str, *, attempt: int) -> None:
+    """Nothing is restarted for long enough, while the pod is there."""
+    end = time.monotonic() + WATCHED_SECONDS
+    while time.monotonic() < end:
+        assert ns.get("pod", pod) is not None
+        now = status(ns, "edited")
+        seen = (now["phase"], now["attempt"], now["restarts"], now["infrastructureRestarts"])
+        assert seen == ("Running", attempt, 0, 0), condition(ns, "edited", "Ready")
+        time.sleep(1)
+
+
+def hold(ns: Kubectl, pod: str, finalizers: list[str] | None) -> None:
+    patch = json.dumps({"metadata": {"finalizers": finalizers}})
+    ns.run("patch", "pod", pod, "--type=merge", "-p", patch)
 
 
 def _check_priority_boost(ns: Kubectl, ray_cluster: str) -> None:
@@ -159,21 +192,11 @@ def _check_priority_boost(ns: Kubectl, ray_cluster: str) -> None:
     wait_until("its priority is boosted", boosted, 2 * LOOK_SECONDS)
 
 
-def test_a_lost_trainer_pod_starts_the_next_attempt_and_a_run_beside_completes(
-    ns: Kubectl, platform: Platform
-) -> None:
-    start(ns, platform, "done", "true")
+def test_a_lost_trainer_pod_starts_the_next_attempt(ns: Kubectl, platform: Platform) -> None:
     start(ns, platform, "lost", f"python -c '{REPORTING}'", backoffSeconds=5)
-    wait_phase(ns, "done", "Complete")
-    assert condition(ns, "done", "Complete")["reason"] == "JobSucceeded"
     wait_phase(ns, "lost", "Running")
     wait_until("it is Ready", lambda: condition(ns, "lost", "Ready")["status"] == "True")
     assert status(ns, "lost")["restarts"] == 0
-    # An ended run deletes its pods at once (ttl 0), but keeps its monitor.
-    wait_until("its pods go", lambda: ns.get("raycluster", "done-main-0") is None)
-    assert ns.get("deployment", "done-monitor") is not None
-    delete(ns, "done")
-    assert status(ns, "lost")["phase"] == "Running"
     selector = f"{names.LABEL_RUN}=lost,{names.LABEL_ROLE}=Trainer"
     # kubectl does not wait for the pod's end: the back-off that is looked for passes meanwhile.
     ns("delete", "pod", "-l", selector, "--grace-period=0", "--force", "--wait=false")
@@ -229,3 +252,41 @@ def test_a_job_that_fails_meets_a_rule_by_its_exit_code_and_else_uses_up_its_res
     assert events.count("JobFailed") >= 1
     assert "spec.failurePolicy.rules[0]: Ignore" in events
     delete(ns, "fails")
+
+
+def test_the_succeeded_job_of_a_namesake_that_was_deleted_alone_completes_no_other_run(
+    ns: Kubectl, platform: Platform
+) -> None:
+    start(ns, platform, "twice", "true", ttl=3600)
+    wait_phase(ns, "twice", "Complete")
+    assert (old := uid_of_job(ns)) is not None
+    ns("delete", "trainingrun", "twice", "--cascade=orphan")
+    assert uid_of_job(ns) == old
+    time.sleep(1.1)  # times of creation are whole seconds
+
+    start(ns, platform, "twice", "true")
+
+    def said() -> bool:
+        ready = condition(ns, "twice", "Ready")
+        return ready["reason"] == "NameTaken" and "RayCluster twice-main-0" in ready["message"]
+
+    wait_until("the status names what is in the way", said)
+    now = status(ns, "twice")
+    assert now["phase"] not in ("Complete", "Running")
+    assert "completionTime" not in now
+    assert uid_of_job(ns) == old, "the operator took what is not its own"
+    ns("delete", "raycluster", "twice-main-0")
+    ns("delete", "rayjob", "twice-main-0", "--ignore-not-found")
+    wait_until("it has a job of its own", lambda: uid_of_job(ns) not in (None, old), START_SECONDS)
+    wait_phase(ns, "twice", "Complete", START_SECONDS)
+    assert condition(ns, "twice", "Complete")["reason"] == "JobSucceeded"
+    assert status(ns, "twice")["attempt"] == 0
+    # An ended run deletes its pods at once (ttl 0), but keeps its monitor.
+    wait_until("its pods go", lambda: ns.get("raycluster", "twice-main-0") is None)
+    assert ns.get("deployment", "twice-monitor") is not None
+    delete(ns, "twice")
+
+
+def uid_of_job(ns: Kubectl) -> str | None:
+    found = ns.get("rayjob", "twice-main-0")
+    return None if found is None else str(found["metadata"]["uid"])
