@@ -31,6 +31,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # meanwhile (python/cpython#106905); without columns in tracebacks there is nothing to parse.
 export PYTHONNODEBUGRANGES := 1
 export PYTHONPATH := examples:.
+# Types of what has not changed are not checked again, in whatever checkout.
+export MYPY_CACHE_DIR := $(CACHE)/mypy
 # A person's own cluster wins over the development cluster in every target.
 CLUSTER_READY := $(if $(KUBECONFIG),,cluster-up)
 POLICIES_READY := $(if $(KUBECONFIG),,policies-up)
