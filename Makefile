@@ -112,7 +112,7 @@ test-%-beside:
 test-unit: setup ## Some five minutes on two cores: no Ray, no cluster
 	$(PYTEST) tests/unit -n $(UNIT_WORKERS) --dist worksteal
 
-test-store: setup $(AZURITE_READY) ## Some five minutes: object storage, on real S3 servers (3 min of Go builds the first time); MINIO=1 for another
+test-store: setup $(AZURITE_READY) ## Some five minutes: object storage, on real S3 servers and on GCS's API (5 min of Go builds the first time); MINIO=1 for another
 	AZURITE=$(patsubst %/.made,%,$(AZURITE_READY)) MINIO=$(MINIO) $(PYTEST) tests/store -n 3 --dist loadfile
 
 test-distributed: setup ## Ten minutes: torch.distributed and Ray on this machine, three files at a time

@@ -104,6 +104,10 @@ STORE_PROGRAMS = (
 """Built only for tests of object storage: a server that speaks S3."""
 MINIO_PROGRAMS = (Program("minio", "minio", "github.com/minio/minio", "~5 min"),)
 """Built only for `make test-store MINIO=1`: another server that speaks S3."""
+GCS_PROGRAMS = (
+    Program("fake-gcs-server", "fake-gcs-server", "github.com/fsouza/fake-gcs-server", "~2 min"),
+)
+"""Built only for `make test-store`: a server that speaks Google's API of Cloud Storage."""
 POLICY_PROGRAMS = (
     Program(
         "kube-router",
@@ -240,6 +244,11 @@ def ensure_store_servers(progress: Progress) -> Tools:
 def ensure_minio(progress: Progress) -> Tools:
     """MinIO; like `ensure_tools`."""
     return _ensure(MINIO_PROGRAMS, "minio", [], progress)
+
+
+def ensure_gcs(progress: Progress) -> Tools:
+    """fake-gcs-server; like `ensure_tools`."""
+    return _ensure(GCS_PROGRAMS, "gcs", [], progress)
 
 
 def _ensure(

@@ -13,10 +13,11 @@ from trainsync.storage.objects.bucket import Bucket, Limits
 from trainsync.storage.objects.opening import StoreOptions, open_store
 
 from devcluster.shell import Progress
-from devcluster.tools import ensure_minio, ensure_store_servers
-from tests.store.servers import azurite, minio
+from devcluster.tools import ensure_gcs, ensure_minio, ensure_store_servers
+from tests.store.servers import azurite, gcs, minio
 from tests.store.servers.azurite import ACCOUNT, KEY, Azurite
 from tests.store.servers.fault_proxy import FaultProxy
+from tests.store.servers.gcs import Gcs
 from tests.store.servers.server import ACCESS, REGION, SECRET, Server, request, serving
 from tests.unit.cli.conftest import build, make_old
 
@@ -31,6 +32,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Build the servers before a test's time begins: the first time that takes minutes."""
     if not session.config.option.collectonly:
         ensure_store_servers(Progress())
+        ensure_gcs(Progress())
         if os.environ.get("MINIO"):
             ensure_minio(Progress())
 
@@ -85,6 +87,23 @@ def container(azure: Azurite, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", KEY)
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     return f"az://{name}"
+
+
+@pytest.fixture(scope="session")
+def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gcs]:
+    program = ensure_gcs(Progress()).path("fake-gcs-server")
+    with gcs.serving(program, tmp_path_factory.mktemp("gcs") / "server") as found:
+        yield found
+
+
+@pytest.fixture
+def gcs_bucket(google: Gcs, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL of a new bucket of GCS; commands reach it by the environment."""
+    name = f"bucket-{secrets.token_hex(6)}"
+    google.make_bucket(name)
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", gcs.account(google.endpoint))
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    return f"gs://{name}"
 
 
 @dataclass(frozen=True)

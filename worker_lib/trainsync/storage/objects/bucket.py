@@ -25,6 +25,7 @@ from trainsync.storage.objects.requests import forks, transfer
 from trainsync.storage.objects.requests.breaker import Breaker
 from trainsync.storage.objects.requests.failures import translate
 from trainsync.storage.objects.requests.timed import StoreUntil
+from trainsync.storage.parallel import for_each
 from trainsync.storage.patience import Patience, Tries
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 _LARGEST_RECORD: Final = 256 << 20  # a manifest of a million files; more is not ours
 _DELETED_AT_ONCE: Final = 500
+_DELETIONS: Final = 10
+"""Objects that are deleted by requests of their own at once, as obstore does."""
 _NO_UPLOAD: Final = "NoSuchUpload"
 _TRIES: Final = 2
 _FIRST_WAIT_SECONDS: Final = 0.4
@@ -340,8 +343,8 @@ class Bucket:
             try:
                 self._again(lambda some=some: self._store.delete(some), "deleting")  # type: ignore[misc]
             except ObjectMissingError:
-                for key in some:
-                    self._delete_one(key)
+                # GCS has no request for many: the first object that is gone has ended the rest.
+                for_each(some, lambda key, _: self._delete_one(key), _DELETIONS, "delete")
 
     def _delete_one(self, key: str) -> None:
         with suppress(ObjectMissingError):
