@@ -259,7 +259,8 @@ def test_the_succeeded_job_of_a_namesake_that_was_deleted_alone_completes_no_oth
 ) -> None:
     start(ns, platform, "twice", "true", ttl=3600)
     wait_phase(ns, "twice", "Complete")
-    assert (old := uid_of_job(ns)) is not None
+    old = uid_of_job(ns)
+    assert old is not None
     ns("delete", "trainingrun", "twice", "--cascade=orphan")
     assert uid_of_job(ns) == old
     time.sleep(1.1)  # times of creation are whole seconds
