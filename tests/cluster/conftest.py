@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class Kubectl:
     """kubectl for one cluster, and optionally one namespace. Every call has a deadline.
 
-    `get` and `list` read without the program; see `ApiReader`.
+    `get`, `list` and `patch` go without the program; see `ApiReader`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Kubectl:
 
     @property
     def reader(self) -> ApiReader:
-        """Reads objects of this cluster; made when it is first used."""
+        """Asks this cluster's API server; made when it is first used."""
         if self._reader is None:
             words = ("config", "view", "--raw", "--flatten", "--minify", "-o", "json")
             self._reader = ApiReader(json.loads(self(*words)))
@@ -92,6 +92,10 @@ class Kubectl:
     def list(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
         """All objects of a kind."""
         return self.reader.list(kind, self.namespace or "default", selector)
+
+    def patch(self, kind: str, name: str, change: dict[str, Any], part: str = "") -> None:
+        """Merge ``change`` into an object, or its subresource ``part``."""
+        self.reader.patch(kind, self.namespace or "default", name, change, part)
 
 
 def wait_until(what: str, check: Callable[[], Any], seconds: float = 60.0) -> Any:

@@ -3,16 +3,17 @@
 `Cached`: the store alone decides that there is nothing to do, or that a run begins. `Confirmed`:
 what is made or changed is read from the API server first, as is the run, whose state says what is
 to be there. `Live`: before a transition, before a job is made and before anything is deleted, all
-children are listed there, so that old news starts nothing twice.
+children are listed there, so that old news starts nothing twice. An answer that is older than what
+was seen before the question, as of a cache, decides nothing: it is asked for again.
 """
 
 from trainsync.api import names
 
 from trainsync_operator.kube import objects
-from trainsync_operator.kube.client import Api
+from trainsync_operator.kube.client import Api, ApiError
 from trainsync_operator.kube.kinds import RAY_JOB, RUN, Kind
 from trainsync_operator.kube.objects import Object
-from trainsync_operator.kube.store import Store
+from trainsync_operator.kube.store import Store, is_older
 
 
 class ReadLiveError(Exception):
@@ -25,6 +26,23 @@ class ReadLiveError(Exception):
     def __init__(self, *, needs_listing: bool) -> None:
         super().__init__(needs_listing)
         self.needs_listing = needs_listing
+
+
+def _check_age(kind: Kind, found: Object, seen: Object) -> None:
+    """Refuse an object that is read as it was before it was ``seen``.
+
+    Nothing would follow from it, and no watch tells again of what it lacks.
+
+    Raises:
+        ApiError: try again.
+    """
+    now, before = objects.metadata(found), objects.metadata(seen)
+    versions = str(now.get("resourceVersion", "")), str(before.get("resourceVersion", ""))
+    if now["uid"] == before["uid"] and is_older(*versions):
+        raise ApiError(
+            f"the API server answers with an old state of {kind.name} {now['name']}, of version"
+            f" {versions[0]}: it has told of {versions[1]}"
+        )
 
 
 class Cached:
@@ -92,6 +110,8 @@ class Live:
         """See `trainsync_operator.kube.client.Api`."""
         before = self._store.get(kind, namespace, name)
         found = await self._api.get(kind, namespace, name)
+        if found is not None and before is not None:
+            _check_age(kind, found, before)
         if found is not None and (kind is RUN or names.LABEL_RUN in objects.labels(found)):
             self._store.put(kind, found)  # of what has no label no watch would tell
         elif before is not None:
@@ -122,9 +142,12 @@ class Live:
         """All objects of a kind with a run's label."""
         before = self._store.of_run(kind, namespace, run)
         found = await self._api.list(kind, namespace, f"{names.LABEL_RUN}={run}")
-        there = {objects.metadata(obj)["uid"] for obj in found}
+        there = {objects.metadata(obj)["uid"]: obj for obj in found}
         for obj in before:
-            if objects.metadata(obj)["uid"] not in there:
+            listed = there.get(objects.metadata(obj)["uid"])
+            if listed is not None:
+                _check_age(kind, listed, obj)
+            else:
                 self._store.remove(kind, obj)
         for obj in found:
             self._store.put(kind, obj)

@@ -13,11 +13,12 @@ from base64 import b64decode
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
 
 T = TypeVar("T")
+_Read = tuple[int, bytes, dict[str, str]]
 _HOP_BY_HOP: Final = {"connection", "keep-alive", "transfer-encoding", "host", "content-length"}
 _OBJECT: Final = re.compile(r".*/namespaces/[^/]+/(?P<plural>[^/]+)(/(?P<name>[^/]+))?")
 _CALL_SECONDS: Final = 20.0
@@ -25,13 +26,19 @@ _CALL_SECONDS: Final = 20.0
 
 @dataclass
 class Asked:
-    """One request; ``status`` is None until it was answered."""
+    """One request.
+
+    Attributes:
+        status: None until it was answered.
+        forwarded: when it went to the API server; None while it has not.
+    """
 
     at: float
     method: str
     path: str
     watches: bool
     status: int | None = None
+    forwarded: float | None = None
 
     @property
     def target(self) -> tuple[str, str | None]:
@@ -41,13 +48,33 @@ class Asked:
 
 
 @dataclass
-class _Answer:
-    """What the proxy answers itself, ``left`` times more."""
+class _Fault:
+    """What goes wrong with requests for a kind, ``left`` times more."""
 
-    status: int
     plural: str
     left: int
     method: str | None
+
+    def is_for(self, note: Asked) -> bool:
+        same = self.method in (None, note.method) and not note.watches
+        return self.left > 0 and same and note.target[0] == self.plural
+
+
+@dataclass
+class _Unheard(_Fault):
+    """The operator hears nothing of what it applies.
+
+    It takes effect before the connection ends, or ``late`` seconds after.
+    """
+
+    late: float | None
+
+
+@dataclass
+class _Answer(_Fault):
+    """What the proxy answers itself."""
+
+    status: int
     watches: bool
     headers: Mapping[str, str]
     event: bool
@@ -92,6 +119,14 @@ class FaultProxy:
         self._fails: str | None = None
         self._fails_all = False
         self._answers: list[_Answer] = []
+        self._unheard: list[_Unheard] = []
+        self._old: list[_Fault] = []
+        # By their paths, the last answers to reads, and those of when old ones were asked for.
+        self._read: dict[str, _Read] = {}
+        self._read_before: dict[str, _Read] = {}
+        self._late: set[asyncio.Task[None]] = set()
+        self._faults = 0
+        self._doubles = False
         self._delay = 0.0
         self._hangs = False
         self._loop = asyncio.new_event_loop()
@@ -122,6 +157,10 @@ class FaultProxy:
             for one in self.asked()
             if (one.method, one.status) == ("PATCH", 201) and one.target[0] == plural
         ]
+
+    def faults(self) -> int:
+        """How many requests and events of `answer`, `lose`, `read_old` and `double` there were."""
+        return self._faults
 
     def refuse(self) -> None:
         """Nothing listens any more, and all connections are reset."""
@@ -159,8 +198,25 @@ class FaultProxy:
             event: a watch is answered with 200 and an event of type ERROR.
         """
         self._answers.append(
-            _Answer(status, plural, times, method, watches, dict(headers or {}), event)
+            _Answer(plural, times, method, status, watches, dict(headers or {}), event)
         )
+
+    def lose(self, plural: str, times: int, *, late: float | None = None) -> None:
+        """The next applies of objects of a kind end without an answer.
+
+        Args:
+            late: they take effect so many seconds later; None: they did before.
+        """
+        self._unheard.append(_Unheard(plural, times, "PATCH", late))
+
+    def read_old(self, plural: str, times: int) -> None:
+        """The next reads of a kind are answered as they were last, before now."""
+        self._read_before = dict(self._read)
+        self._old.append(_Fault(plural, times, "GET"))
+
+    def double(self) -> None:
+        """Each event of a watch comes twice."""
+        self._doubles = True
 
     def delay(self, seconds: float) -> None:
         """Each request waits so long before it is forwarded."""
@@ -196,6 +252,7 @@ class FaultProxy:
 
     async def _end(self) -> None:
         await self._runner.cleanup()
+        await asyncio.gather(*self._late)
         await self._session.close()
 
     async def _refuse(self) -> None:
@@ -213,7 +270,9 @@ class FaultProxy:
 
     async def _heal(self) -> None:
         self._fails, self._fails_all, self._hangs, self._delay = None, False, False, 0.0
-        self._answers.clear()
+        for faults in (self._answers, self._unheard, self._old):
+            faults.clear()
+        self._doubles = False
         await self._heal_connections()
 
     async def _heal_connections(self) -> None:
@@ -233,13 +292,56 @@ class FaultProxy:
                 return web.Response(status=500, text="the proxy says so")
             for answer in self._answers:
                 if answer.is_for(note):
+                    self._faults += 1
                     note.status = answer.status
                     return answer.made()
             await asyncio.sleep(self._delay)
+            for fault in self._unheard:
+                if fault.is_for(note):
+                    fault.left -= 1
+                    self._faults += 1
+                    return await self._cut(request, note, fault.late)
+            if (old := self._old_answer(request, note)) is not None:
+                return old
+            note.forwarded = time.monotonic()
             return await self._stream(request, note, number)
         finally:
             self._open.discard(number)
             self._dead.discard(number)
+
+    async def _cut(
+        self, request: web.Request, note: Asked, late: float | None
+    ) -> web.StreamResponse:
+        """Do what is asked now or later, and end the connection now."""
+        url, body = f"{self._server}{request.path_qs}", await request.read()
+        headers = _kept(request.headers)
+
+        async def do() -> None:
+            await asyncio.sleep(late or 0.0)
+            note.forwarded = time.monotonic()
+            async with self._session.request(
+                request.method, url, headers=headers, data=body or None
+            ) as upstream:
+                note.status = upstream.status
+
+        task = asyncio.create_task(do())
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+        if late is None:
+            await asyncio.shield(task)
+        assert request.transport is not None
+        request.transport.abort()
+        return await _for_ever()
+
+    def _old_answer(self, request: web.Request, note: Asked) -> web.Response | None:
+        old = self._read_before.get(request.path_qs)
+        for fault in self._old:
+            if old is not None and fault.is_for(note):
+                fault.left -= 1
+                self._faults += 1
+                note.status, body, headers = old
+                return web.Response(status=note.status, body=body, headers=headers)
+        return None
 
     async def _stream(self, request: web.Request, note: Asked, number: int) -> web.StreamResponse:
         url = f"{self._server}{request.path_qs}"
@@ -252,10 +354,20 @@ class FaultProxy:
             if number in self._dead:
                 await _for_ever()
             await answer.prepare(request)
-            async for chunk in upstream.content.iter_any():
+            read = bytearray()
+            # An event is a line.
+            async for chunk in upstream.content if note.watches else upstream.content.iter_any():
                 if number in self._dead:
                     await _for_ever()
                 await answer.write(chunk)
+                if note.watches and self._doubles:
+                    self._faults += 1
+                    await answer.write(chunk)
+                if note.method == "GET" and not note.watches:
+                    read += chunk
+            if note.method == "GET" and not note.watches:
+                headers = _kept(upstream.headers)
+                self._read[request.path_qs] = (upstream.status, bytes(read), headers)
             if number in self._dead:
                 await _for_ever()
             await answer.write_eof()
@@ -266,6 +378,7 @@ def _kept(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.lower() not in _HOP_BY_HOP}
 
 
-async def _for_ever() -> None:
+async def _for_ever() -> NoReturn:
     """Until the operator hangs up, which cancels the handler."""
     await asyncio.Event().wait()
+    raise AssertionError

@@ -26,6 +26,8 @@ pytestmark = [
 NO_IMAGE = "localhost/trainsync/none:1"
 QUEUE = {"yunikorn.apache.org/queue": "root.rl"}
 GANG = {"scheduling.k8s.io/group-name": "mine"}
+# Kueue makes a RayCluster's Workload of what its pod templates are annotated with.
+TOPOLOGY = {"kueue.x-k8s.io/podset-required-topology": "cloud.example/block"}
 NOTE = {
     "note": "two\n\tlines: 'é' \u2028 \U0001f3d6\ufe0f \\ud83c"
 }  # with an emoji, as gloo's errors
@@ -58,6 +60,8 @@ def ns(module_namespace: Kubectl, operator: OperatorProcess) -> Kubectl:
 def manifest(name: str) -> dict[str, Any]:
     run = changed(minimal(name), "spec.clusters.0.image", NO_IMAGE)
     run = changed(run, "spec.clusters.0.groups.1", {"name": "explorer", "role": "Explorer"})
+    template = {"metadata": {"annotations": TOPOLOGY}}
+    run = changed(run, "spec.clusters.0.groups.0.template", template)
     run = changed(run, "metadata.labels", QUEUE)
     head = {"metadata": {"annotations": GANG | NOTE}, "spec": {"containers": [{"name": "ray"}]}}
     run = changed(run, "spec.clusters.0.head.template", head)
@@ -185,15 +189,18 @@ def test_what_batch_schedulers_read_reaches_the_ray_cluster_and_the_pods(
     ray = ns.get("raycluster", "shared-main-0")
     assert ray is not None
     assert ray["metadata"]["labels"].items() >= QUEUE.items()
+    of_trainers = ray["spec"]["workerGroupSpecs"][0]["template"]["metadata"]["annotations"]
+    assert of_trainers.items() >= TOPOLOGY.items()
 
-    def annotated() -> bool:
-        selector = f"{names.LABEL_RUN}=shared,{names.LABEL_ROLE}=Head"
-        pods = json.loads(ns("get", "pods", "-l", selector, "-o", "json"))["items"]
+    def annotated(role: str, wanted: dict[str, str]) -> bool:
+        pods = ns.list("pod", f"{names.LABEL_RUN}=shared,{names.LABEL_ROLE}={role}")
         return any(
-            (pod["metadata"].get("annotations") or {}).items() >= GANG.items() for pod in pods
+            (pod["metadata"].get("annotations") or {}).items() >= wanted.items() for pod in pods
         )
 
-    wait_until("the head pod is there", annotated)
+    for role, wanted in (("Head", GANG), ("Trainer", TOPOLOGY)):
+        there = f"the pod of role {role} is there"
+        wait_until(there, lambda r=role, w=wanted: annotated(r, w))
 
 
 def test_any_text_of_a_template_reaches_the_ray_cluster(ns: Kubectl, run: dict[str, Any]) -> None:
@@ -291,9 +298,8 @@ def test_the_monitors_status_writes_cause_no_reconcile(
     ns: Kubectl, operator: OperatorProcess, run: dict[str, Any]
 ) -> None:
     def report(step: int) -> None:
-        patch = {"status": {"progress": {"step": step, "lastReportTime": "2020-01-01T00:00:00Z"}}}
-        words = ("--subresource=status", "--type=merge", "-p", json.dumps(patch))
-        ns("patch", "trainingrun", "shared", *words)
+        progress = {"step": step, "lastReportTime": "2020-01-01T00:00:00Z"}
+        ns.patch("trainingrun", "shared", {"status": {"progress": progress}}, "status")
 
     def reconciles() -> float:
         return operator.metric("trainsync_operator_reconciles_total")

@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 from trainsync.api import names
 from trainsync.kube.lease import LEASE_SECONDS, LOOK_SECONDS
+from trainsync_operator.app import LEASE_NAME
 
 from demo.platform import REPOSITORY, Platform, devcluster_name, own_cluster
 from devcluster.hosts.processes import read_status
 from devcluster.registry import read_record
 from tests.cluster.conftest import Kubectl, left_over, wait_until
 from tests.cluster.manifests import changed
-from tests.cluster.operator.fault_proxy import FaultProxy
+from tests.cluster.operator.fault_proxy import Asked, FaultProxy
 from tests.cluster.operator.operator_process import OperatorProcess, running_operator
 from tests.cluster.operator.test_children import CHILDREN, NO_IMAGE, manifest, missing
 from tests.cluster.prepared import prepared
@@ -39,6 +40,10 @@ SLEEPERS = CHILDREN["service"].format(run=SLEEPER)
 A_MINUTE = 1000
 # A watch that is silent for 40 s is given up, and so is a request after 15 s.
 SILENCE_SECONDS = 120
+# Of the last run, whose leader is told to stop.
+LAST = "last"
+WRITE_SECONDS = 0.5
+GIVEN_UP = ("PUT", "leases")
 # From kill -9 of the leader until the next one leads.
 TAKEOVER_SECONDS = 15
 
@@ -215,12 +220,37 @@ def test_when_the_leader_is_killed_the_next_one_takes_over_in_time_and_doubles_n
         assert pace(proxy, 0.0) < A_MINUTE
         for plural in ("rayclusters", "deployments", "services", "serviceaccounts"):
             made_once(proxy, plural)
+        stops_before_it_gives_the_lease_up(namespace, proxy, follower)
+        runs.append(LAST)
         for run in runs:
             namespace("delete", "trainingrun", run, "--wait=false")
         for run in runs:
             wait_until(f"nothing is left of {run}", lambda n=run: not left_over(namespace, n), 90)
-        assert follower.stop() == 0
         assert follower.complaints() == []
     finally:
         for operator in operators:
             operator.stop()
+
+
+def stops_before_it_gives_the_lease_up(
+    ns: Kubectl, proxy: FaultProxy, leader: OperatorProcess
+) -> None:
+    """SIGTERM while writes are under way: none takes effect once another operator may lead."""
+    proxy.delay(WRITE_SECONDS)
+    done = ns.apply(manifest(LAST))
+    assert done.returncode == 0, done.stderr
+
+    def writes(since: float = 0.0) -> list[Asked]:
+        ours = (one for one in proxy.asked(since) if one.method not in ("GET", "PUT"))
+        return [one for one in ours if one.target[0] != "leases"]
+
+    begun = time.monotonic()
+    wait_until("a write is under way", lambda: any(not o.forwarded for o in writes(begun)))
+    assert leader.stop() == 0
+    lease = ns.get("lease", LEASE_NAME)
+    assert lease is not None
+    assert not lease["spec"].get("holderIdentity"), "the Lease is given up"
+    given_up = [o.forwarded for o in proxy.asked(begun) if (o.method, o.target[0]) == GIVEN_UP]
+    late = [one.path for one in writes() if (one.forwarded or 0.0) > (given_up[-1] or 0.0)]
+    assert late == []
+    proxy.heal()

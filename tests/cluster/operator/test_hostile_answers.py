@@ -1,9 +1,9 @@
-"""The operator before a real API server that throttles, forgets, contradicts and is slow."""
+"""The operator before a real API server that throttles, forgets, contradicts, repeats, is slow."""
 
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +13,7 @@ from trainsync.api import names
 from trainsync_operator.controller.queue import FIRST_RETRY_SECONDS
 
 from tests.cluster.conftest import Kubectl, wait_until
+from tests.cluster.operator.acted_pods import act, release, run_of, wait_for_job, wait_for_pod
 from tests.cluster.operator.fault_proxy import Asked, FaultProxy
 from tests.cluster.operator.operator_process import running_operator
 from tests.cluster.operator.test_children import CHILDREN, NO_IMAGE, create, delete
@@ -28,6 +29,10 @@ SERVICE = CHILDREN["service"].format(run=RUN)
 RETRY_AFTER = 6
 CONFLICTS = 12
 SLOW_SECONDS = 0.5
+# Of a run that loses its trainer once, from its beginning to the job of its second attempt.
+ASKED_FOR_TWO_ATTEMPTS = 150
+# Until a write takes effect that the operator has given up.
+LATE_SECONDS = 2.0
 # Of a monitor between two writes of its status.
 REPORT_SECONDS = 2.0
 
@@ -73,8 +78,8 @@ def answered(proxy: FaultProxy, code: int, since: float) -> list[Asked]:
     return [one for one in proxy.asked(since) if one.status == code]
 
 
-def status(ns: Kubectl) -> dict[str, Any]:
-    run = ns.get("trainingrun", RUN)
+def status(ns: Kubectl, name: str = RUN) -> dict[str, Any]:
+    run = ns.get("trainingrun", name)
     assert run is not None
     found: dict[str, Any] = run.get("status") or {}
     return found
@@ -142,6 +147,44 @@ def test_a_storm_of_409_on_the_status_ends_in_the_right_status_without_a_hot_loo
     suspend(ns, True)
     wait_until("it is suspended", lambda: status(ns)["phase"] == "Suspended")
     assert proxy.made("rayclusters").count(cluster) == 1
+
+
+WRITTEN = ("trainingruns", "rayclusters", "rayjobs")
+READ = (*WRITTEN, "pods")
+FAULTS: dict[str, Callable[[FaultProxy], object]] = {
+    "lost": lambda proxy: [proxy.lose(kind, 1) for kind in WRITTEN],
+    "late": lambda proxy: [proxy.lose(kind, 1, late=LATE_SECONDS) for kind in WRITTEN],
+    "old": lambda proxy: [proxy.read_old(kind, 1) for kind in READ],
+    "doubled": lambda proxy: proxy.double(),
+    "forbidden": lambda proxy: [proxy.answer(403, kind, 1, method="GET") for kind in READ],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_run_goes_on_and_makes_nothing_twice_whatever_answers_are(
+    fault: str, ns: Kubectl, proxy: FaultProxy
+) -> None:
+    begun, faults = time.monotonic(), proxy.faults()
+    policy = {"backoffSeconds": 0, "rules": [{"action": "RestartCluster", "onMessage": "lost"}]}
+    done = ns.apply(run_of(fault, failurePolicy=policy))
+    assert done.returncode == 0, done.stderr
+    wait_for_job(ns, fault, 0)
+    FAULTS[fault](proxy)
+    trainer = wait_for_pod(ns, fault, "Trainer")
+    act(ns, trainer, {"terminated": {"reason": "Error", "exitCode": 1}})
+    wait_until("the next attempt begins", lambda: status(ns, fault)["attempt"] == 1)
+    release(ns, trainer)
+    wait_for_job(ns, fault, 1)
+    found = [f"{one.method} {one.path}" for one in asked(proxy, begun)]
+    assert len(found) <= ASKED_FOR_TWO_ATTEMPTS, found
+    now = status(ns, fault)
+    assert (now["attempt"], now["restarts"]) == (1, 1)
+    for plural in ("rayclusters", "rayjobs"):
+        made = [name for name in proxy.made(plural) if str(name).startswith(f"{fault}-")]
+        assert made == [f"{fault}-main-0", f"{fault}-main-1"]
+    assert proxy.faults() - faults >= len(WRITTEN), "the faults met what was asked for"
+    proxy.heal()
+    delete(ns, fault)
 
 
 def test_a_slow_api_server_and_a_monitor_that_writes_hold_no_attempt_up(

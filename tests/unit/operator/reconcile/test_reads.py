@@ -1,5 +1,6 @@
 """What a reconcile reads from the store, and what from the API server alone."""
 
+import copy
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -161,3 +162,32 @@ async def test_what_has_the_name_of_a_child_and_no_label_is_seen_and_left_alone(
     await world.look()
     await world.look()
     assert world.status["conditions"][0]["reason"] != "NameTaken"
+
+
+@pytest.mark.parametrize("kind", [RUN, POD], ids=["get", "list"])
+async def test_an_answer_that_is_older_than_what_was_seen_is_asked_for_again(kind: Kind) -> None:
+    world = Counted()
+    await world.trains()
+    old = copy.deepcopy(world.api.all(kind))
+    if kind is RUN:
+        world.api.run()["spec"]["suspend"] = True
+        world.api.put(RUN, world.api.run())
+    else:
+        trainer = next(p for p in world.api.all(POD) if "rainer" in str(p["metadata"]["labels"]))
+        trainer["status"]["phase"] = "Failed"
+        world.api.put(POD, trainer)
+    method = "get" if kind is RUN else "list"
+    read = getattr(world.api, method)
+
+    async def answer_is_old(asked: Kind, *arguments: Any) -> Any:
+        if asked is not kind:
+            return await read(asked, *arguments)
+        return old if method == "list" else old[0]
+
+    setattr(world.api, method, answer_is_old)
+    with pytest.raises(ApiError, match="answers with an old state of"):
+        await world.look()
+    assert world.api.writes == []
+    setattr(world.api, method, read)
+    await world.look()
+    assert world.api.writes != []
