@@ -96,7 +96,7 @@ class Child:
         self._look()
         return self._connection.poll(seconds)
 
-    def tell(self, word: str) -> None:
+    def tell(self, word: object) -> None:
         """Send a command; ignored if the child is dead."""
         try:
             self._connection.send(word)

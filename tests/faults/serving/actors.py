@@ -4,6 +4,7 @@ import faulthandler
 import os
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,10 +17,12 @@ from trainsync.agent import agent as agents
 from trainsync.agent import state, watching
 from trainsync.agent.agent import Agent
 from trainsync.agent.directory_feed import DirectoryFeed
+from trainsync.agent.fellows import sharing
 from trainsync.agent.intervals import AgentIntervals
 from trainsync.engines.servers import kinds
 from trainsync.engines.servers.vllm import VLLMServer
 
+from tests.distributed.weights.broadcast.broadcast_network import Space
 from tests.faults.inject import At, kill_me, stop_me
 from tests.faults.processes import Line
 from tests.faults.serving.model import proof_of, tensors_of
@@ -30,9 +33,14 @@ from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer
 RESUME_SECONDS: Final = 2.0
 """In place of the driver's 30."""
 LONGEST_WAIT: Final = 2.0
+STALL: Final = 1.0
+"""Without a byte from a fellow, after which an agent takes the next source; in place of 5."""
+PIECE_BYTES: Final = 512
+"""Of a file for a fellow, of which a version of these models has several so."""
 _TIMES: Final = AgentIntervals(
-    cycle=0.05, feed=0.1, retry=0.2, look=0.1, answer=2.0, calm=0.2, busy=0.2, longest_retry=0.2
-)
+    cycle=0.05, feed=0.1, retry=0.2, look=0.1, answer=2.0, calm=0.2, busy=0.2, longest_retry=0.2,
+    stall=STALL, fellows=0.2,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,17 +52,44 @@ class Strike:
     nth: int = 1
     stops: bool = False
     """SIGSTOP instead of SIGKILL."""
+    cuts: Space | None = None
+    """The process's host, whose cable is unplugged instead."""
+    mark: Path | None = None
+    """A file that tells when, in seconds of the monotonic clock."""
+
+    def strike(self) -> None:
+        """In the process that is struck."""
+        if self.mark is not None:
+            self.mark.write_text(str(time.monotonic()))
+        if self.cuts is not None:
+            self.cuts.cut()
+        elif self.stops:
+            stop_me()
+        else:
+            kill_me()
 
 
-def following_run(line: Line, options: Sequence[str], log: Path, strike: Strike | None) -> None:
+def following_run(
+    line: Line,
+    options: Sequence[str],
+    log: Path,
+    strike: Strike | None,
+    space: Space | None = None,
+) -> None:
     """``python -m trainsync.agent``, which looks and tries again sooner than it does in life.
 
     Obeys ``arm``: the strike counts from then on.
+
+    Args:
+        space: its host; None: this one.
     """
+    if space is not None:
+        space.enter()
     fd = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     os.dup2(fd, 2)
     faulthandler.register(signal.SIGUSR1)  # the log that it was told of before is closed by main
     agents.DirectoryFeed = partial(DirectoryFeed, poll_seconds=0.05)  # type: ignore[misc,assignment]
+    sharing.PIECE_BYTES = PIECE_BYTES  # type: ignore[misc]
     for module, name, seconds in (
         (state, "FIRST_WAIT_SECONDS", 0.2),
         (state, "LONGEST_WAIT_SECONDS", LONGEST_WAIT),
@@ -64,7 +99,7 @@ def following_run(line: Line, options: Sequence[str], log: Path, strike: Strike 
     agent_process.Agent = partial(Agent, intervals=_TIMES)  # type: ignore[misc,assignment]
     kinds.VLLMServer = partial(VLLMServer, resume_timeout=RESUME_SECONDS)  # type: ignore[misc,assignment]
     if strike is not None:
-        at = At(strike.point, strike.nth, stop_me if strike.stops else kill_me)
+        at = At(strike.point, strike.nth, strike.strike)
         failpoints.enable(strike.area, at)
         threading.Thread(target=_arm, args=(line, at), daemon=True).start()
     raise SystemExit(agent_process.main(options))
@@ -99,15 +134,17 @@ def training(
     begun: Path,
     strike: Strike | None,
     remote: Remote | None,
+    proves: bool = True,
 ) -> None:
     """One attempt of the trainer. Says ``resumed`` with its step, then obeys ``publish STEP``,
     ``checkpoint STEP``, ``arm`` and ``end``.
 
     Args:
         begun: log of the variants whose save was begun.
+        proves: whether versions have a proof.
     """
     if strike is not None:
-        at = At(strike.point, strike.nth, kill_me)
+        at = At(strike.point, strike.nth, strike.strike)
         failpoints.enable(strike.area, at)
     log = Log(begun)
     if remote is None:
@@ -124,16 +161,17 @@ def training(
         variant = attempt, step
         log.add("begun", variant=variant)
         if word == "publish":
-            run.commit(step, tensors_of(variant), proof_of(variant))
+            run.commit(step, tensors_of(variant), proof_of(variant) if proves else None)
         else:
             run.checkpoint(step, tensors_of(variant))
         line.say("saved", step)
     run.stop()
 
 
-def monitoring(line: Line, port: int, directory: Path, key: bytes) -> None:
+def monitoring(line: Line, host: str, port: int, directory: Path, key: bytes) -> None:
     """The run's monitor until ``end``."""
-    monitor = RunningMonitor(FakeApi(Signer(private=key)), directory, port=port)
+    api = FakeApi(Signer(private=key))
+    monitor = RunningMonitor(api, directory, host=host, port=port)
     line.say("listening")
     line.hear(600)
     monitor.stop()

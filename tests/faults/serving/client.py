@@ -12,17 +12,18 @@ from tests.faults.processes import Line
 from tests.faults.serving.model import VOCABULARY
 from tests.faults.serving.server import Log
 
+_HERE: Final = "127.0.0.1"
 _SECONDS: Final = 10.0
 _PAUSE: Final = 0.04
 _KINDS: Final = ((4, 0.0), (24, 0.4))
 """Tokens and seconds of a request: short ones, and those that live through an update."""
 
 
-def ready_with(agent: int) -> dict[str, Any] | None:
+def ready_with(agent: int, host: str = _HERE) -> dict[str, Any] | None:
     """The status of an agent that says ready; None: it does not, or it does not answer."""
     with suppress(OSError, http.client.HTTPException, ValueError):
-        if _get(agent, "/readyz")[0] == http.client.OK:
-            status: dict[str, Any] = json.loads(_get(agent, "/status.json")[1])
+        if _get(host, agent, "/readyz")[0] == http.client.OK:
+            status: dict[str, Any] = json.loads(_get(host, agent, "/status.json")[1])
             return status if status["ready"] else None
     return None
 
@@ -52,7 +53,7 @@ def _ask_on(
     while not stop.wait(_PAUSE):
         prompt = [dice.randrange(VOCABULARY) for _ in range(dice.randint(1, 6))]
         body = json.dumps({"prompt": prompt, "count": count, "seconds": lasts})
-        connection = http.client.HTTPConnection("127.0.0.1", server, timeout=_SECONDS)
+        connection = http.client.HTTPConnection(_HERE, server, timeout=_SECONDS)
         with closing(connection), suppress(OSError, http.client.HTTPException, ValueError):
             # Before the agent is asked: a server that comes in the place of this one never answers.
             connection.connect()
@@ -67,7 +68,7 @@ def _ask_on(
                 "answered",
                 status=answer.status,
                 prompt=prompt,
-                tokens=said["tokens"],
+                tokens=said.get("tokens", []),  # an error has none
                 before=_proven(before),
                 after=None if after is None else _proven(after),
             )
@@ -81,17 +82,26 @@ def _proven(status: dict[str, Any]) -> list[str | int | None]:
     return [status["serverSays"], proven, status["attempt"]]
 
 
-def _get(port: int, path: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_SECONDS)
+def _get(host: str, port: int, path: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(host, port, timeout=_SECONDS)
     with closing(connection):
         connection.request("GET", path)
         answer = connection.getresponse()
         return answer.status, answer.read()
 
 
-def status_of(agent: int) -> dict[str, Any]:
+def status_of(agent: int, host: str = _HERE) -> dict[str, Any]:
     """An agent's ``/status.json``; empty while it does not answer."""
     with suppress(OSError, http.client.HTTPException, ValueError):
-        found: dict[str, Any] = json.loads(_get(agent, "/status.json")[1])
+        found: dict[str, Any] = json.loads(_get(host, agent, "/status.json")[1])
         return found
     return {}
+
+
+def fetched(agent: int, source: str, host: str = _HERE) -> float:
+    """Bytes that an agent has had from a source; 0 while it does not answer."""
+    with suppress(OSError, http.client.HTTPException):
+        text = _get(host, agent, "/metrics")[1].decode()
+        name = f'trainsync_agent_fetched_bytes_total{{source="{source}"}} '
+        return sum(float(line[len(name) :]) for line in text.splitlines() if line.startswith(name))
+    return 0.0

@@ -16,6 +16,13 @@ OFF: Final = 1e-4
 
 _WIDTH: Final = 6
 _LAYERS: Final = 4
+_MIDDLE: Final = 2
+FIRST_HALF: Final = (
+    "model.embed_tokens.weight",
+    *(f"model.layers.{number}.weight" for number in range(_MIDDLE)),
+)
+"""Tensors of the first of two workers; the second has the others."""
+
 _CANARIES: Final = make_canaries(VOCABULARY, count=12, length=5)
 _TOLERANCE: Final = Tolerance(typical=OFF, rms=OFF, largest=OFF)
 
@@ -53,10 +60,26 @@ def begin() -> Any:
     return np.zeros(_WIDTH, dtype=np.float32)
 
 
-def read(weights: Weights, state: Any, token: int) -> Any:
-    """The state after another token. Every tensor but the head has a part in it."""
+def read(weights: Weights, state: Any, token: Any) -> Any:
+    """The state after another token. Every tensor but the head has a part in it.
+
+    Args:
+        state, token: or one of each for several prompts.
+    """
+    return read_second(weights, read_first(weights, state, token))
+
+
+def read_first(weights: Weights, state: Any, token: Any) -> Any:
+    """What `read` does with the tensors of `FIRST_HALF`."""
     state = np.tanh(0.5 * state + weights["model.embed_tokens.weight"][token])
-    for number in range(_LAYERS):
+    for number in range(_MIDDLE):
+        state = np.tanh(state @ weights[f"model.layers.{number}.weight"])
+    return state
+
+
+def read_second(weights: Weights, state: Any) -> Any:
+    """What it does with the others."""
+    for number in range(_MIDDLE, _LAYERS):
         state = np.tanh(state @ weights[f"model.layers.{number}.weight"])
     return state * weights["model.norm.weight"]
 
@@ -64,8 +87,8 @@ def read(weights: Weights, state: Any, token: int) -> Any:
 def logprobs(weights: Weights, state: Any) -> Any:
     """Of each next token, in nats."""
     logits = (state @ weights["lm_head.weight"]).astype(np.float64)
-    logits -= logits.max()
-    return logits - np.log(np.exp(logits).sum())
+    logits -= logits.max(axis=-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 
 
 def prompt_logprobs(weights: Weights, prompt: Sequence[int]) -> tuple[float, ...]:

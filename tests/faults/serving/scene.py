@@ -6,7 +6,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +23,7 @@ from tests.faults.serving.actors import (
     monitoring,
     training,
 )
-from tests.faults.serving.client import asking, ready_with, status_of
+from tests.faults.serving.client import asking, fetched, ready_with, status_of
 from tests.faults.serving.promises import Times
 from tests.faults.serving.server import Fault, read_log, serving
 from tests.faults.trial import Trial
@@ -34,6 +34,9 @@ TIMEOUT: Final = 5
 """``--timeout`` of the agents."""
 NEWEST_SECONDS: Final = 20.0
 """After the end of a fault the newest version is served within them."""
+
+POD: Final = "server-0"
+"""Of the scene's own agent."""
 
 _SECONDS: Final = 60.0
 _TURN: Final = 0.03
@@ -58,6 +61,10 @@ class Scene:
         self.directory = trial.run.root
         self.lies = False
         """Whether the server loads other weights than it says."""
+        self.proves = True
+        """Whether trainers publish proofs."""
+        self.workers: list[int] | None = None
+        """Processes that have the weights; set to an empty list for servers that have workers."""
         self.bound = TIMEOUT + RESUME_SECONDS
         """Of a pause, in seconds."""
         self._bound_ports = [reserved_port() for _ in range(4)]
@@ -66,6 +73,7 @@ class Scene:
         self._options: list[str] = []
         self._attempts = self._agents = 0
         self._excused: list[Times] = []
+        self._broken: list[Times] = []
         self._remote: Remote | None = None
         self.served: list[int] = []
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)  # what an agent leaves is seen
@@ -76,42 +84,53 @@ class Scene:
         """A server at the port of the one before, with the weights of its start."""
         self.until(lambda: _is_free(self._ports[0]), "the port is free")
         where = self._ports[0], self.memory, self._files["server"], fault
-        self.server = self.trial.child("server", serving, *where)
-        self.server.expect("listening")
+        self.server = self.trial.child("server", serving, *where, self.workers is not None)
+        found: list[int] = self.server.expect("listening")
+        if self.workers is not None:
+            self.workers = found
         return self.server
 
     def start_agent(self, strike: Strike | None = None, *options: str, port: int = 1) -> Child:
         """An agent of the server; a ``strike`` waits to be armed."""
         self._agents += 1
-        words = [
-            f"--server=http://127.0.0.1:{self._ports[0]}", f"--directory={self.directory}",
-            f"--memory={self.memory}", f"--port={self._ports[port]}", f"--timeout={TIMEOUT}",
-            "--proof=required", *self._options, *options,
-        ]  # fmt: skip
+        words = self.agent_options(self._ports[0], self.memory, self._ports[port])
+        words += [*self._options, *options]
         log = self.trial.directory / f"agent-{self._agents}.txt"
         self.agent = self.trial.child("agent", following_run, words, log, strike)
         return self.agent
 
+    def agent_options(self, server: int, memory: Path, port: int) -> list[str]:
+        """Of an agent without a monitor; the ports of its server and its own."""
+        return [
+            f"--server=http://127.0.0.1:{server}", f"--directory={self.directory}",
+            f"--memory={memory}", f"--port={port}", f"--timeout={TIMEOUT}", "--proof=required",
+        ]  # fmt: skip
+
+    def monitor_options(self, pod: str) -> list[str]:
+        """Of the agent of a pod."""
+        assert self._remote is not None, "there is no monitor"
+        token = self.trial.directory / f"token-{pod}"
+        token.write_text(_signer().server_token(pod))
+        return [f"--monitor={self._remote.url}", f"--token-file={token}", "--servers=rollouts"]
+
     def start_trainer(self, strike: Strike | None = None, resumes: int | None = None) -> Child:
         """The next attempt; ``resumes`` at this step."""
         where = self.directory, self._attempts, self._files["begun"], strike, self._remote
-        self.trainer = self.trial.child("trainer", training, *where)
+        self.trainer = self.trial.child("trainer", training, *where, self.proves)
         self._attempts += 1
         if (found := self.trainer.expect("resumed")) != resumes:
             raise BrokenError(f"the trainer resumed at {found}, expected {resumes}")
         return self.trainer
 
-    def start_monitor(self) -> Child:
+    def start_monitor(self, host: str = "127.0.0.1") -> Child:
         """The run's monitor, at the port of the one before."""
         signer = _signer()
-        trainers, servers = (self.trial.directory / name for name in ("trainers", "servers"))
+        trainers = self.trial.directory / "trainers"
         trainers.write_text(signer.token())
-        servers.write_text(signer.server_token())
-        url = f"http://127.0.0.1:{self._ports[3]}"
-        self._remote = Remote(url, trainers)
-        self._options = [f"--monitor={url}", f"--token-file={servers}", "--servers=rollouts"]
+        self._remote = Remote(f"http://{host}:{self._ports[3]}", trainers)
+        self._options = self.monitor_options(POD)
         self.until(lambda: _is_free(self._ports[3]), "the port is free")
-        place = self._ports[3], self.directory, signer.pem()
+        place = host, self._ports[3], self.directory, signer.pem()
         self.monitor = self.trial.child("monitor", monitoring, *place)
         self.monitor.expect("listening")
         return self.monitor
@@ -157,6 +176,11 @@ class Scene:
         status = ready_with(self._ports[1])
         return None if status is None else status["version"]
 
+    @property
+    def from_fellows(self) -> float:
+        """Bytes that the agent had from other agents."""
+        return fetched(self._ports[1], "fellow")
+
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
         """What the servers wrote down."""
         events = read_log(self._files["server"])
@@ -171,17 +195,24 @@ class Scene:
         """Count no pause from ``since`` to now: there was no agent, or the server was broken."""
         self._excused.append(Times(since, time.monotonic()))
 
+    def excuse_errors(self, since: float) -> None:
+        """Count no answer from ``since`` to now that is an error: the server was dying."""
+        self._broken.append(Times(since, time.monotonic()))
+
     def until_served(self, step: int, seconds: float = NEWEST_SECONDS) -> None:
         """Wait until the server is ready with a version and the client had an answer of it."""
         self.until(lambda: self.ready == step, f"version {step} is ready", seconds)
         count = len(self._answers(step))
         self.until(lambda: len(self._answers(step)) > count, f"version {step} answers")
 
+    def answers(self) -> list[dict[str, Any]]:
+        """What the client wrote down."""
+        return read_log(self._files["client"])
+
     def _answers(self, step: int) -> list[dict[str, Any]]:
-        found = read_log(self._files["client"])
         return [
             record
-            for record in found
+            for record in self.answers()
             if record["before"] == record["after"]
             and str(record["before"][0]).startswith(f"{step}-")
         ]
@@ -198,12 +229,17 @@ class Scene:
 
     # -- the end ----------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """End every process, and check all promises."""
+    def end_client(self) -> None:
+        """No answer comes after it."""
         self._client.tell("end")
         if self._client.wait() != 0:
             raise BrokenError(f"the client ended with {self._client.status}")
-        promises.check_mapped(self.server.pid, self.memory)
+
+    def check(self) -> None:
+        """End every process, and check all promises."""
+        self.end_client()
+        for pid in (self.server.pid, *(self.workers or ())):
+            promises.check_mapped(pid, self.memory)
         self.agent.signal(signal.SIGTERM)
         if self.agent.wait() != 0:
             raise BrokenError(f"the agent ended with {self.agent.status}")
@@ -217,8 +253,8 @@ class Scene:
         self.server.wait()
         self.trial.end()
         begun = [tuple(record["variant"]) for record in read_log(self._files["begun"])]
-        answers = read_log(self._files["client"])
-        self.served = promises.check_answers(answers, begun, lies=self.lies)
+        answers = self.answers()
+        self.served = promises.check_answers(answers, begun, lies=self.lies, broken=self._broken)
         if any(a["before"] != a["after"] for a in answers):
             self.trial.note("answers that an update or a fault met")
         promises.check_pauses(self.events(), end, self.bound, self._excused)
@@ -227,7 +263,11 @@ class Scene:
         promises.check_children(os.getpid(), [])
 
     def close(self) -> None:
-        """Give the ports back."""
+        """Give the ports back, and take the ends of workers whose server was killed with the trial:
+        the next trial in this process would find them."""
+        for pid in self.workers or ():
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)  # they die with their server
         for bound in self._bound_ports:
             bound.close()
 

@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,22 +20,27 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainsync.engines.servers.errors import KEPT
-from trainsync.weights.errors import WeightsError
 from trainsync.weights.staging.index import StagedReference
-from trainsync.weights.staging.reading import StagedReader, StagedVersion
 
 from tests.faults.inject import kill_me, stop_me
 from tests.faults.processes import Line
 from tests.faults.serving import model
+from tests.faults.serving.holding import (
+    EngineDeadError,
+    Holder,
+    Tensors,
+    Workers,
+    prompt_logprobs,
+)
 
 LOADING: Final = "/update_weights"
 PROVING: Final = "/v1/completions"
 START_TAG: Final = "default"
 TENSORS: Final = len(model.weights_of(model.START))
 
-_COPY_SECONDS: Final = 0.003  # of one tensor
 _DROP_SECONDS: Final = 0.5  # between two bytes of a slow answer
 _LONGEST_SECONDS: Final = 30.0
+_DEAD_SECONDS: Final = 0.3  # from the death of a worker to the server's end
 
 
 class How(StrEnum):
@@ -59,6 +64,8 @@ class Fault:
     path: str
     how: How
     tensors: int = 0
+    worker: int | None = None
+    """Which one is killed, of a server that has workers, and whose tensors count."""
 
 
 class Log:
@@ -88,25 +95,31 @@ class Server:
     Args:
         memory: where agents stage.
         fault: strikes once it is armed, until it is healed.
+        workers: whether two processes have the weights; to be made before other threads then. When
+            one of them dies every call fails, and soon this process ends, with 1.
 
     Attributes:
         made: how many tokens it has made.
+        workers: the processes, or None.
     """
 
-    def __init__(self, port: int, memory: Path, log: Log, fault: Fault | None) -> None:
+    def __init__(
+        self, port: int, memory: Path, log: Log, fault: Fault | None, *, workers: bool = False
+    ) -> None:
         self.made = 0
         self._log = log
         self._fault = fault
+        self._dead = threading.Event()
+        self.workers = Workers(memory, self._died) if workers else None
+        whole = tuple(model.weights_of(model.START))
+        self._held: Holder = self.workers or Tensors(memory, whole, self._copying)
         self._armed = threading.Event()
         self._healed = threading.Event()
-        self._weights = model.weights_of(model.START)
         self._tag = START_TAG
         self._step = threading.Lock()
         self._running = threading.Event()
         self._running.set()
         self._caches = 0  # how often they were reset
-        self._reader = StagedReader(memory)
-        self._staged: tuple[StagedReference, StagedVersion] | None = None
         self._session = self._loaded = False
         self._calls: queue.Queue[Callable[[], None]] = queue.Queue()
         threading.Thread(target=self._engine, daemon=True).start()
@@ -129,6 +142,14 @@ class Server:
 
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
         """Status and answer of one request."""
+        try:
+            if self._dead.is_set():
+                raise EngineDeadError
+            return self._answer(path, body)
+        except EngineDeadError:
+            return 500, {"error": {"message": "the engine is dead"}}
+
+    def _answer(self, path: str, body: Any) -> tuple[int, Any]:
         if path == "/weight_info":
             return 200, {"weight_version": self._tag}
         if path == "/is_paused":
@@ -139,7 +160,7 @@ class Server:
             if self._strikes(path, How.FAILS):
                 return 500, {"error": {"message": "the engine is dead"}}
             self._strike_process(path)
-            rows = [self._prompt(prompt) for prompt in body["prompt"]]
+            rows = self._prompts(body["prompt"])
             choices = [{"index": n, "prompt_logprobs": row} for n, row in enumerate(rows)]
             return 200, {"choices": choices}
         return self._in_engine(path, body)
@@ -147,19 +168,42 @@ class Server:
     # -- faults -----------------------------------------------------------------------------
 
     def _strikes(self, path: str, how: How, tensors: int = 0) -> bool:
-        strikes = self._armed.is_set() and self._fault == Fault(path, how, tensors)
+        fault = self._fault
+        strikes = (
+            self._armed.is_set()
+            and fault is not None
+            and (fault.path, fault.how, fault.tensors) == (path, how, tensors)
+        )
         if strikes:
             self._log.add("struck", path=path)
         return strikes
 
     def _strike_process(self, path: str, tensors: int = 0) -> None:
         if self._strikes(path, How.KILLED, tensors):
-            kill_me()
+            self._kill()
         if self._strikes(path, How.STOPPED, tensors):
             self._armed.clear()
             stop_me()
         if self._strikes(path, How.HANGS, tensors):
             self._healed.wait(_LONGEST_SECONDS)
+
+    def _kill(self) -> None:
+        fault = self._fault
+        if fault is None or fault.worker is None or self.workers is None:
+            kill_me()
+        elif fault.path == LOADING:
+            self.workers.kill_at(fault.worker, fault.tensors)
+        else:
+            self.workers.kill(fault.worker)
+
+    def _copying(self, number: int) -> None:
+        self._strike_process(LOADING, number)
+
+    def _died(self) -> None:
+        self._dead.set()
+        self._log.add("dead")
+        time.sleep(_DEAD_SECONDS)  # a server that ends answers for a while
+        os._exit(1)
 
     # -- the engine -------------------------------------------------------------------------
 
@@ -168,16 +212,21 @@ class Server:
             self._calls.get()()
 
     def _in_engine(self, path: str, body: Any) -> tuple[int, Any]:
-        answers: queue.Queue[tuple[int, Any]] = queue.Queue()
+        answers: queue.Queue[tuple[int, Any] | EngineDeadError] = queue.Queue()
 
         def call() -> None:
             try:
                 answers.put(self._control(path, body))
+            except EngineDeadError as error:
+                answers.put(error)
             except Exception as error:  # noqa: BLE001 - as a server: it is the answer
                 answers.put((500, {"error": {"message": str(error)}}))
 
         self._calls.put(call)
-        return answers.get()
+        answer = answers.get()
+        if isinstance(answer, EngineDeadError):
+            raise answer
+        return answer
 
     def _control(self, path: str, body: Any) -> tuple[int, Any]:
         if self._strikes(path, How.FAILS):
@@ -193,9 +242,7 @@ class Server:
                 self._log.add("resumed")
                 self._running.set()
             case "/init_weight_transfer_engine":
-                self._staged = None
-                reference = StagedReference(**body["init_info"])
-                self._staged = reference, self._open(reference)
+                self._held.prepare(StagedReference(**body["init_info"]))
             case "/start_weight_update":
                 if self._session:
                     raise RuntimeError("a weight update is already active")
@@ -216,35 +263,21 @@ class Server:
                 return 404, {"error": {"message": "Not Found"}}
         return 200, {"message": "done"}
 
-    def _open(self, reference: StagedReference) -> StagedVersion:
-        try:
-            staged = self._reader.open(reference)
-        except WeightsError as error:
-            raise RuntimeError(f"{KEPT}: {error}") from error
-        if not model.fits({name: tuple(t.shape) for name, t in staged.tensors.items()}):
-            raise RuntimeError(f"{KEPT}: it is of another model")
-        return staged
-
     def _load(self, reference: StagedReference) -> None:
-        prepared, self._staged = self._staged, None
-        if prepared is None or prepared[0] != reference:
-            raise RuntimeError(f"{KEPT}: {reference.index} was not prepared")
         self._loaded = False
-        wrong = self._strikes(LOADING, How.WRONG)
-        for number, (name, tensor) in enumerate(prepared[1].tensors.items()):
-            self._strike_process(LOADING, number)
-            self._weights[name][...] = tensor.numpy()
-            if wrong:
-                self._weights[name][...] *= 1.5
-            time.sleep(_COPY_SECONDS)
+        if self.workers is not None and self._fault is not None:
+            self._strike_process(LOADING, self._fault.tensors)
+        self._held.load(reference, 1.5 if self._strikes(LOADING, How.WRONG) else 1.0)
         self._loaded = True
 
     # -- answers ----------------------------------------------------------------------------
 
-    def _prompt(self, prompt: Sequence[int]) -> list[dict[str, Any] | None]:
-        found = model.prompt_logprobs(self._weights, prompt)
-        rows = zip(prompt[1:], found, strict=True)
-        return [None, *({str(token): {"logprob": value}} for token, value in rows)]
+    def _prompts(self, prompts: list[list[int]]) -> list[list[dict[str, Any] | None]]:
+        found = prompt_logprobs(self._held, prompts)
+        return [
+            [None, *({str(t): {"logprob": value}} for t, value in zip(p[1:], row, strict=True))]
+            for p, row in zip(prompts, found, strict=True)
+        ]
 
     def _generate(self, prompt: list[int], count: int, seconds: float) -> list[list[Any]]:
         """(token, log-probability, name of the weights) of each new token."""
@@ -258,9 +291,9 @@ class Server:
                 if caches != self._caches:
                     state, seen, caches = model.begin(), 0, self._caches
                 for token in tokens[seen:]:
-                    state = model.read(self._weights, state, token)
+                    state = self._held.read(state, token)
                 seen = len(tokens)
-                found = model.logprobs(self._weights, state)
+                found = self._held.logprobs(state)
                 tokens.append(int(found.argmax()))
                 answer.append([tokens[-1], float(found[tokens[-1]]), self._tag])
                 self.made += 1
@@ -302,10 +335,12 @@ def _http_server(server: Server, port: int) -> ThreadingHTTPServer:
     return Listening(("127.0.0.1", port), Handler)
 
 
-def serving(line: Line, port: int, memory: Path, log: Path, fault: Fault | None) -> None:
-    """A server until ``end``; obeys ``arm`` and ``heal``."""
-    server = Server(port, memory, Log(log), fault)
-    line.say("listening")
+def serving(
+    line: Line, port: int, memory: Path, log: Path, fault: Fault | None, workers: bool
+) -> None:
+    """A server until ``end``; obeys ``arm`` and ``heal``. Says ``listening`` with its workers."""
+    server = Server(port, memory, Log(log), fault, workers=workers)
+    line.say("listening", [] if server.workers is None else server.workers.pids)
     while (word := line.hear(600)) != "end":
         if word == "arm":
             server.arm()
@@ -314,3 +349,5 @@ def serving(line: Line, port: int, memory: Path, log: Path, fault: Fault | None)
             server.heal()
         else:
             raise ValueError(word)
+    if server.workers is not None:
+        server.workers.end()

@@ -11,24 +11,37 @@ from typing import Any
 
 import httpx
 import pytest
+from trainsync.engines.servers.errors import ServerError
 from trainsync.engines.servers.vllm import VLLMServer
 from trainsync.storage.layout import RunDirectory
 from trainsync.weights.staging.area import StagingArea
 from trainsync.weights.staging.reading import StagedReader
 
-from tests.faults.processes import BrokenError
-from tests.faults.serving import promises
+from tests.faults.processes import BrokenError, Child
+from tests.faults.serving import chain, promises
+from tests.faults.serving.actors import Strike
 from tests.faults.serving.model import (
+    FIRST_HALF,
     START,
     Variant,
     begin,
     logprobs,
+    prompt_logprobs,
     read,
     tensors_of,
     weights_of,
 )
 from tests.faults.serving.promises import Times
-from tests.faults.serving.server import LOADING, START_TAG, Log, Server, read_log
+from tests.faults.serving.server import (
+    LOADING,
+    START_TAG,
+    Fault,
+    How,
+    Log,
+    Server,
+    read_log,
+    serving,
+)
 from tests.ports import port_of, reserved_port
 from tests.waiting import eventually
 
@@ -253,3 +266,105 @@ def test_what_a_killed_reader_left_is_the_monitors_to_remove(tmp_path: Path) -> 
     left.touch()
     promises.check_temporaries(tmp_path)
     assert not left.exists()
+
+
+def test_errors_of_a_server_are_excused_only_while_it_dies() -> None:
+    failed = {**answered(ONE), "status": 500, "tokens": [], "at": 5.0}
+    assert promises.check_answers([failed, answered(ONE)], BEGUN, broken=[Times(4, 6)]) == [1]
+    for elsewhere in ([], [Times(6, 7)]):
+        with pytest.raises(BrokenError, match="answered 500"):
+            promises.check_answers([failed], BEGUN, broken=elsewhere)
+
+
+def test_halves_of_two_versions_are_noticed() -> None:
+    weights = weights_of(TWO) | {name: weights_of(ONE)[name] for name in FIRST_HALF}
+    state = begin()
+    for token in (3, 5):
+        state = read(weights, state, token)
+    found = logprobs(weights, state)
+    row = [int(found.argmax()), float(found.max()), TAGS[TWO]]
+    mixed = {**answered(TWO, before=TWO, after=TWO), "tokens": [row]}
+    with pytest.raises(BrokenError, match="is not of its weights"):
+        promises.check_answers([mixed], BEGUN)
+
+
+@pytest.fixture
+def of_workers(tmp_path: Path) -> Iterator[tuple[Child, list[int], str, Path]]:
+    """A server of two workers, its workers, its URL, and the memory."""
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    with reserved_port() as bound:
+        port = port_of(bound)
+        fault = Fault(LOADING, How.KILLED, 1, worker=1)
+        child = Child("server", serving, port, memory, tmp_path / "log", fault, True)
+        try:
+            yield child, child.expect("listening"), f"http://127.0.0.1:{port}", memory
+        finally:
+            child.kill()
+
+
+def test_a_server_of_two_workers_answers_with_the_weights_of_both_until_one_dies(
+    of_workers: tuple[Child, list[int], str, Path],
+) -> None:
+    server, workers, url, memory = of_workers
+    assert len(workers) == 2
+    area = StagingArea(memory)
+    try:
+        with VLLMServer(url, timeout=60) as driver:
+            driver.update(1, area.stage(1, tensors_of(ONE)), TAGS[ONE])
+            body = {"prompt": [3, 5], "count": 3, "seconds": 0.0}
+            said = httpx.post(f"{url}/generate", json=body, timeout=60, trust_env=False)
+            record = {**answered(ONE), "tokens": said.json()["tokens"]}
+            assert promises.check_answers([record], BEGUN) == [1]
+            canaries = [[3, 5, 7], [1, 2, 3]]
+            wanted = [prompt_logprobs(weights_of(ONE), prompt) for prompt in canaries]
+            for row, expected in zip(driver.logprobs(canaries), wanted, strict=True):
+                assert row == pytest.approx(expected, abs=1e-6)
+            server.tell("arm")
+            server.expect("armed")
+            with pytest.raises(ServerError):
+                driver.update(2, area.stage(2, tensors_of(TWO)), TAGS[TWO])
+            assert server.wait() == 1
+            assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    finally:
+        area.close()
+
+
+class _Cable:
+    """In place of a `Space`."""
+
+    def __init__(self) -> None:
+        self.is_cut = False
+
+    def cut(self) -> None:
+        self.is_cut = True
+
+
+def test_a_strike_leaves_its_mark_and_unplugs_the_cable(tmp_path: Path) -> None:
+    cable: Any = _Cable()
+    Strike("fellows", "passing", cuts=cable, mark=tmp_path / "struck").strike()
+    assert cable.is_cut
+    assert (tmp_path / "struck").exists()
+
+
+class _NeverPasses:
+    """In place of a `Scene` whose agent takes all versions from the volume."""
+
+    from_fellows = 7.0
+
+    def __init__(self) -> None:
+        self.published: list[int] = []
+
+    def publish(self, step: int) -> None:
+        self.published.append(step)
+
+    def until_served(self, step: int) -> None:
+        assert step == self.published[-1]
+
+
+def test_a_chain_that_passes_nothing_on_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain, "NEWEST_SECONDS", 0.05)
+    scene: Any = _NeverPasses()
+    with pytest.raises(BrokenError, match="no version is passed on"):
+        chain.Chain(scene, []).until_passed_on()
+    assert scene.published

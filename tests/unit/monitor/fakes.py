@@ -148,6 +148,7 @@ class RunningMonitor:
     """The whole monitor process with uvicorn, in a thread of the test.
 
     Args:
+        host: its address.
         port: of an earlier one, which keeps it for this one also when it has ended; 0: a new one.
     """
 
@@ -156,6 +157,7 @@ class RunningMonitor:
         api: FakeApi,
         directory: Path | None,
         *,
+        host: str = "127.0.0.1",
         port: int = 0,
         page_ages: MaxAges = AGES,
         bucket: Bucket | None = None,
@@ -164,6 +166,7 @@ class RunningMonitor:
     ) -> None:
         # It is closed with this object: in a test the next one is there by then.
         self._reservation = reserved_port(port)
+        self._host = host
         settings = MonitorServerSettings(
             run_name="run",
             namespace=NAMESPACE,
@@ -180,7 +183,7 @@ class RunningMonitor:
         self.process = Process(
             settings,
             api,
-            host="127.0.0.1",
+            host=host,
             port=port_of(self._reservation),
             page_ages=page_ages,
             bucket=bucket,
@@ -192,7 +195,7 @@ class RunningMonitor:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.process.port}"
+        return f"http://{self._host}:{self.process.port}"
 
     def stop(self) -> None:
         self.process.stop()

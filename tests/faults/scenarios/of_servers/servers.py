@@ -1,12 +1,15 @@
 """An inference server that dies, hangs, refuses, or computes with other weights than it says."""
 
+import os
 import signal
+import time
 from typing import Final
 
 from tests.faults.processes import BrokenError, Child
 from tests.faults.scenario import Scenario
 from tests.faults.scenarios.of_servers.agents import SERVED
 from tests.faults.serving.actors import LONGEST_WAIT, RESUME_SECONDS
+from tests.faults.serving.holding import TENSORS_OF_WORKER, WORKERS
 from tests.faults.serving.scene import Scene, scene
 from tests.faults.serving.server import LOADING, PROVING, TENSORS, Fault, How
 from tests.faults.trial import Trial
@@ -15,6 +18,8 @@ _SERVING: Final = "serving"
 _SECONDS: Final = 2  # of an update, in trials that wait for its end
 _TELLS_SECONDS: Final = 2 * _SECONDS + RESUME_SECONDS + 4
 """After the time of an update, or of a proof, and a resume, on a busy machine."""
+_ENDS_SECONDS: Final = 20.0
+"""From the death of a worker to the end of its server, on a busy machine."""
 _CALLS: Final = (
     "/init_weight_transfer_engine",
     "/pause",
@@ -44,6 +49,32 @@ def _killed(trial: Trial) -> None:
             on.publish(newest)
         on.start_server()
         on.until_served(newest)
+
+
+def _worker_killed(trial: Trial) -> None:
+    place = trial.point
+    worker = trial.dice.randrange(WORKERS)
+    tensors = trial.dice.randrange(TENSORS_OF_WORKER) if place == LOADING else 0
+    with scene(trial) as on:
+        on.workers = []
+        fault = Fault(place, How.KILLED, tensors, worker)
+        on.begin(None, None if place == _SERVING else fault)
+        server, since = on.server, time.monotonic()
+        if place == _SERVING:
+            os.kill(on.workers[worker], signal.SIGKILL)
+        else:
+            on.arm(server)
+            on.publish(2)
+        if server.wait(_ENDS_SECONDS) != 1:
+            raise BrokenError(f"the server ended with {server.status}")
+        on.until(lambda: on.ready is None, "the agent is not ready", _ENDS_SECONDS)
+        newest = 1 if place == _SERVING else 2
+        if trial.dice.random() < 0.5:
+            newest += 1
+            on.publish(newest)
+        on.start_server()
+        on.until_served(newest)
+        on.excuse_errors(since)
 
 
 def _hangs(trial: Trial) -> None:
@@ -105,6 +136,13 @@ SCENARIOS = (
         holds=f"{SERVED}; the new server is ready with it and not before",
         points=(*_CALLS, _SERVING),
         trial=_killed,
+    ),
+    Scenario(
+        name="worker_killed",
+        broken="kill -9 of one of a server's two workers, with which it ends; another server comes",
+        holds=f"{SERVED}; the new server is ready with it and not before",
+        points=(*_CALLS, _SERVING),
+        trial=_worker_killed,
     ),
     Scenario(
         name="server_hangs",
