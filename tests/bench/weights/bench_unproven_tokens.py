@@ -62,7 +62,7 @@ def run() -> list[Figure]:
         Figure(
             "unproven_tokens",
             float(ours.unproven),
-            f"of {ours.all} tokens",
+            "tokens",
             "<= 0",
             f"without proofs: {peer.unproven} of {peer.all} tokens",
             details,

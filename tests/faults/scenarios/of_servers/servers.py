@@ -73,6 +73,7 @@ def _worker_killed(trial: Trial) -> None:
             newest += 1
             on.publish(newest)
         on.start_server()
+        on.excuse(since)  # a server that is dying is not resumed
         on.until_served(newest)
         on.excuse_errors(since)
 
