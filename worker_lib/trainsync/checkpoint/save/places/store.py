@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
-import torch
-
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import (
     CheckpointError,
@@ -27,7 +25,7 @@ from trainsync.checkpoint.errors import (
 from trainsync.checkpoint.memory.kept import KeptFile
 from trainsync.checkpoint.save import ending
 from trainsync.checkpoint.save.files.stream import buffered
-from trainsync.checkpoint.save.files.writer import without_crc
+from trainsync.checkpoint.save.files.writer import dump
 from trainsync.checkpoint.save.places.resumed import ResumedFiles
 from trainsync.checkpoint.save.places.unchanged import LEAST, KnownFile, KnownFiles, is_unchanged
 from trainsync.failpoints import failpoint
@@ -168,11 +166,7 @@ class StorePart:
         self, path: str, state: Any, size: int, kept: KeptFile | None
     ) -> list[FileEntry]:
         """See `PartPlace`."""
-
-        def save(file: BinaryIO) -> None:
-            with without_crc():
-                torch.save(state, file)
-
+        save = partial(dump, state)
         if (unchanged := self._unchanged(path, save, size, kept)) is not None:
             return unchanged
         return self._again(lambda: self._write(path, save, size, kept), is_first=True)
