@@ -83,7 +83,7 @@ def test_a_sweep_waits_for_saves_that_may_name_what_it_would_remove(run: Run) ->
 
 def test_a_sweep_that_waits_is_done_once_the_save_has_ended(run: Run) -> None:
     run.write(0)
-    key = "objects/global_step_1/run-0-aaaaaaaa0-cccccccc/late.pt"  # of a process that was deposed
+    key = "objects/global_step_9/run-0-aaaaaaaa0-cccccccc/late.pt"  # of a process that was deposed
     run.bucket.create(key, b"late")
     run.sweep()
     assert run.bucket.size(key) is not None

@@ -151,8 +151,8 @@ class Driver:
         return False
 
 
-@settings(max_examples=30)
-@given(keep=st.integers(1, 3), acts=st.lists(ACTS, min_size=6, max_size=14))
+@settings(max_examples=25)
+@given(keep=st.integers(1, 3), acts=st.lists(ACTS, min_size=6, max_size=12))
 def test_whatever_happens_each_committed_step_is_whole_and_is_what_was_saved(
     keep: int, acts: list[Act]
 ) -> None:
