@@ -92,7 +92,7 @@ def full(name: str = "run") -> Object:
             },
             "checkpoint": {
                 "storage": {
-                    "incremental": False,
+                    "incremental": True,
                     "volumeClaimTemplate": {
                         "storageClassName": "fast",
                         "accessModes": ["ReadWriteMany"],

@@ -244,8 +244,6 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "bucket by plain http": (
         STORAGE, {"objectStore": {"url": "s3://bucket/run", "endpoint": "http://s3.example.com"}},
         "spec.checkpoint.storage.objectStore", "set allowHttp"),
-    "incremental saves on a volume": (
-        f"{STORAGE}.incremental", True, STORAGE, "save into an objectStore"),
     "path in a bucket": (
         "spec.checkpoint", {"storage": IN_BUCKET, "path": "team/run-1"},
         "spec.checkpoint.path", "remove them"),

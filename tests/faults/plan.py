@@ -12,6 +12,8 @@ from trainsync.checkpoint.save.registration import all_ranks
 
 COMPONENTS = ("model", "optim", "extra")
 STRIDE = 10
+FROZEN_ELEMENTS = 70_000
+"""Elements of a state that does not change: more than a block of digests."""
 
 
 class Way(StrEnum):
@@ -68,6 +70,9 @@ class Plan:
     """A step whose last component cannot be saved, so that the save is aborted."""
     least: int = 0
     """Elements that every state has at least."""
+    frozen: tuple[str, ...] = ()
+    """Components whose states are the same in all steps and attempts; with some, saves are
+    incremental."""
 
     def keeping(self, keep: int | None) -> "Plan":
         """This plan with another number of steps to keep."""
@@ -111,10 +116,13 @@ class Plan:
         return random.Random(f"way {self.seed} {step.number} {component}").choice(ways)
 
     def state(self, attempt: int, step: int, component: str, rank: int) -> dict[str, Any]:
-        """The state of a rank's component; every byte depends on rank, component and step."""
+        """The state of a rank's component; every byte depends on rank and component, and on the
+        step unless the component is frozen."""
+        if component in self.frozen:
+            attempt = step = 0
         dice = random.Random(f"{self.seed} {attempt} {step} {component} {rank}")
         size = dice.choice((0, 1, dice.randrange(1, 500), dice.randrange(1, self.largest + 1)))
-        size = max(size, self.least)
+        size = max(size, self.least, FROZEN_ELEMENTS if component in self.frozen else 0)
         return {
             "whose": [attempt, step, rank],
             "component": component,

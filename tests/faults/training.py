@@ -190,6 +190,7 @@ class Trainer:
                 rank=rank,
                 world_size=plan.ranks,
                 staging_timeout=SECONDS,
+                incremental=bool(plan.frozen),
             )
             for rank in ranks
         }

@@ -104,6 +104,7 @@ POINTS: Final = {
         "pinned",  # the objects of an older step are kept for the save at hand
         "uncommitted",  # the manifest of a step that is removed is gone
         "unnamed",  # before its objects that no other save names are removed
+        "sweeping",  # what an incarnation before has left is about to be removed
         "rolling_back",  # before a manifest is set aside by a roll-back; once for each
         "rolled_aside",  # when the manifest lies aside, too
         "rolled_marked",  # when the manifest's key has the mark in its place

@@ -37,10 +37,13 @@ _TURN: Final = 0.02
 
 
 def draw_plan(seed: int, **given: Any) -> Plan:
-    """A plan of checkpoints alone: nothing else is saved into a bucket."""
+    """A plan of checkpoints alone: nothing else is saved into a bucket. In half of those of several
+    components some are frozen."""
     plan = draw(seed, shape=Shape.CHECKPOINT, **given)
     history = tuple(replace(step, shape=Shape.CHECKPOINT) for step in plan.history)
-    return replace(plan, history=history)
+    dice = random.Random(f"frozen {seed}")
+    frozen = plan.components[1:] if dice.random() < 0.5 else ()
+    return replace(plan, history=history, frozen=frozen)
 
 
 @contextmanager

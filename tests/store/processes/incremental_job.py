@@ -1,8 +1,9 @@
 """A process of a run with a frozen half that is killed: ``incremental_job URL
-POINT``.
+POINT [resumes]``.
 
 It keeps one checkpoint, commits steps 1 and 2, and kills itself with SIGKILL when step 3, or what
-comes after it, comes to the point.
+comes after it, comes to the point. With ``resumes`` it resumes, and the next step, its first one,
+may come to the point.
 """
 
 import os
@@ -44,11 +45,14 @@ def main() -> None:
     os.environ["TRAINSYNC_CHECKPOINT_INCREMENTAL"] = "true"
     os.environ["TRAINSYNC_CHECKPOINT_MAX_TO_KEEP"] = "1"
     with RunContext.from_env(url) as ctx:
+        found = ctx.resume() if sys.argv[3:] == ["resumes"] else None
         saving = ctx.coordinator(0, 1)
-        for step in (1, 2):
-            save(saving, step)
+        first = 3 if found is None else found.step + 1
+        if found is None:
+            for step in (1, 2):
+                save(saving, step)
         failpoints.enable(area, die)
-        for step in (3, 4):
+        for step in (first, first + 1):
             save(saving, step)
 
 

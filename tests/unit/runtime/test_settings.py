@@ -164,14 +164,12 @@ def test_deltas_are_refused_with_a_method_that_has_none() -> None:
         assert settings.environment()["TRAINSYNC_SYNC_DELTA"] == "true"
 
 
-def test_incremental_saves_are_for_a_bucket_and_go_on_to_other_processes() -> None:
-    incremental = {"TRAINSYNC_CHECKPOINT_INCREMENTAL": "true"}
-    with pytest.raises(SettingsError, match="only those in a bucket are incremental"):
-        read_settings(incremental, "runs/a")
-    settings = read_settings(incremental, "s3://bucket/runs/a")
+@pytest.mark.parametrize("place", ["runs/a", "s3://bucket/runs/a"])
+def test_incremental_saves_are_asked_for_and_go_on_to_other_processes(place: str) -> None:
+    settings = read_settings({"TRAINSYNC_CHECKPOINT_INCREMENTAL": "true"}, place)
     assert settings.checkpoint.incremental
     assert settings.environment()["TRAINSYNC_CHECKPOINT_INCREMENTAL"] == "true"
-    assert not read_settings({}, "s3://bucket/runs/a").checkpoint.incremental
+    assert not read_settings({}, place).checkpoint.incremental
 
 
 STORE = {

@@ -307,7 +307,7 @@ class Storage(Model):
         default=False,
         description=(
             "A component whose state has not changed since the newest checkpoint, such as a frozen "
-            "model, is not written again: the checkpoint has the older one's file. For objectStore."
+            "model, is not written again: the checkpoint has the older one's file."
         ),
     )
 

@@ -111,8 +111,8 @@ class CheckpointCoordinator:
         times: between the requests that ask how saves ended.
         memory: where shards of checkpoints are kept, too, for a process that starts again.
         incremental: a component whose state has not changed since the newest committed checkpoint
-            (a frozen model) is not written again: the checkpoint has the file of the older one.
-            Each process's first checkpoint is written in full.
+            (a frozen model) is not written again: the checkpoint has the file of the older one. In
+            a bucket each process's first one is compared with what its attempt resumed from.
     """
 
     def __init__(

@@ -222,11 +222,6 @@ def read_settings(environ: Mapping[str, str], directory: str | Path | None = Non
             "RunContext.env() gives them"
         )
     checkpoint, sync = _checkpoint(environ), _sync(environ)
-    if store is None and checkpoint.incremental:
-        raise SettingsError(
-            f"{env.CHECKPOINT_INCREMENTAL} is set, and the run's checkpoints are in the directory "
-            f"{place}: only those in a bucket are incremental, so far; remove it"
-        )
     return RunSettings(
         run=environ.get(env.RUN_NAME)
         or (store or str(place.absolute())).rstrip("/").rpartition("/")[2],

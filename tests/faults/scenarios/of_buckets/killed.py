@@ -27,6 +27,7 @@ REQUESTS: Final = {
     "part": ("PUT", r"partNumber="),
     "complete": ("POST", r"uploadId="),
     "record": ("PUT", r"/run/saves/"),
+    "pin": ("PUT", r"/pins/"),
     "term": ("PUT", r"/run/TERM\.json"),
     "manifest": ("PUT", r"/manifests/"),  # each second one; the one before is of a mark
     "mark": ("PUT", r"/manifests/"),
@@ -62,6 +63,8 @@ def _writer_killed(trial: Trial) -> None:
     if large:
         plan = enlarged(plan)
     most = len(plan.components)
+    if trial.point.endswith("/pin"):
+        plan, most = replace(plan, frozen=plan.components), 1
     breach = _breach(trial, "ranks", most)
     with scene(trial, plan, Between([breach])) as made:
         host, ranks = made.start()
@@ -180,7 +183,7 @@ SCENARIOS = (
             "before/shard", "amid/shard", "served/shard",
             "before/record", "amid/record", "served/record",
             "before/part", "served/part", "before/complete", "served/complete",
-            "before/get", "served/get",
+            "before/get", "served/get", "before/pin", "served/pin",
         ),
         trial=_writer_killed,
     ),

@@ -168,25 +168,69 @@ def test_objects_outlive_the_step_that_wrote_them(bucket: Bucket) -> None:
         assert steps_of_objects(bucket) == {4}, "no step names the older ones any more"
 
 
-def test_a_process_that_starts_again_writes_in_full_and_keeps_what_it_resumed_from(
-    bucket: Bucket,
+@pytest.mark.parametrize("keep", ["1", "5"])
+def test_a_process_that_resumes_writes_again_only_what_has_changed(
+    bucket: Bucket, keep: str
 ) -> None:
-    keep = {"TRAINSYNC_CHECKPOINT_MAX_TO_KEEP": "1"}
-    with context(**keep) as ctx:
+    environ = {"TRAINSYNC_CHECKPOINT_MAX_TO_KEEP": keep}
+    with context(**environ) as ctx:
         training = Training(ctx)
         for step in (1, 2):
             training.save(step)
-    with context(**keep) as ctx:
-        found = ctx.resume()
-        assert found is not None
-        state = training.states(2)["reference"]["w"]
-        assert torch.equal(load_shard(found, REFERENCE)["w"], state)
-        again = Training(ctx)
-        again.save(3)
-        assert kept(bucket, 3) == {}
-        again.save(4)
-        assert kept(bucket, 4) == {REFERENCE: 3, beside(REFERENCE): 3}
-    assert steps_of_objects(bucket) == {3, 4}
+    for step in (3, 4):  # a start each
+        with context(**environ) as ctx:
+            found = ctx.resume()
+            assert found is not None
+            assert found.step == step - 1
+            state = training.states(step)["reference"]["w"]
+            assert torch.equal(load_shard(found, REFERENCE)["w"], state)
+            again = Training(ctx)
+            again.save(step)
+            stored = commits.read_manifest(bucket, CHECKPOINT, step)
+            assert kept(bucket, step) == {REFERENCE: 1, beside(REFERENCE): 1}
+            assert again.saving.stats.kept_bytes == stored.kept_bytes
+            assert references.pinned(bucket) == set()
+    assert steps_of_objects(bucket) == ({1, 4} if keep == "1" else {1, 2, 3, 4})
+
+
+def test_a_process_that_has_not_resumed_writes_in_full(bucket: Bucket) -> None:
+    with context() as ctx:
+        Training(ctx).save(1)
+    with context() as ctx:
+        training = Training(ctx)
+        for step in (2, 3):
+            training.save(step)
+    assert kept(bucket, 2) == {}
+    assert kept(bucket, 3) == {REFERENCE: 2, beside(REFERENCE): 2}
+
+
+def test_what_has_changed_over_a_restart_is_written(bucket: Bucket) -> None:
+    with context() as ctx:
+        Training(ctx).save(1)
+    with context() as ctx:
+        ctx.resume()
+        Training(ctx, frozen=5.0).save(2)
+    assert kept(bucket, 2) == {}
+
+
+@pytest.mark.parametrize("which", ["the file", "its blocks' digests", "their bytes"])
+def test_what_is_gone_or_damaged_of_the_step_resumed_from_is_written(
+    bucket: Bucket, which: str
+) -> None:
+    with context() as ctx:
+        Training(ctx).save(1)
+    with context() as ctx:
+        ctx.resume()
+        found = commits.read_manifest(bucket, CHECKPOINT, 1).keys
+        key = found[REFERENCE] if which == "the file" else found[beside(REFERENCE)]
+        data = bytearray(bucket.get(key).data)
+        bucket.delete([key])
+        if which == "their bytes":
+            data[-1] ^= 1
+            bucket.create(key, bytes(data))
+        Training(ctx).save(2)
+    assert kept(bucket, 2) == {}
+    assert inspecting.size_findings(bucket, commits.read_manifest(bucket, CHECKPOINT, 2)) == []
 
 
 def test_small_states_are_written_again(ctx: RunContext, bucket: Bucket) -> None:

@@ -7,7 +7,7 @@ from trainsync.api.protocol import DamageReport
 from trainsync.api.spec import Verify
 from trainsync.monitor import errors
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.saves import quarantine
+from trainsync.storage.saves import quarantine, receipts
 
 from tests.unit.monitor.resume.resuming import (
     THIRD,
@@ -22,7 +22,16 @@ from tests.unit.monitor.resume.resuming import (
     step_of,
     train,
 )
-from tests.unit.monitor.saves import FIRST, SECOND
+from tests.unit.monitor.saves import (
+    CHECKPOINT,
+    FIRST,
+    SECOND,
+    directory,
+    receipt,
+    request,
+    stage,
+    write,
+)
 
 
 def test_what_a_rank_reports_is_read_and_set_aside_for_the_next_attempt(
@@ -39,6 +48,32 @@ def test_what_a_rank_reports_is_read_and_set_aside_for_the_next_attempt(
     # Others of this attempt have the damaged one.
     with pytest.raises(errors.ResumeLostError, match=r"from step 20, .* next .* from step 10"):
         core.resume(SECOND)
+    assert step_of(start(THIRD).resume(THIRD)) == 10
+
+
+def test_damage_that_older_steps_share_sets_them_aside_too(
+    start: Start, tmp_path: Path, seen: Seen
+) -> None:
+    core = start(FIRST)
+    train(core, tmp_path, FIRST, 10)
+    for step in (20, 30):  # rank 1 has the same file at both
+        core.saves.register(FIRST, request(step))
+        write(tmp_path, FIRST, step, 0)
+        entry = stage(tmp_path, FIRST, step, 1, data=b"frozen" * 100)
+        staged = directory(tmp_path, FIRST, step).files / entry.path
+        if step == 30:
+            staged.unlink()
+            staged.hardlink_to(tmp_path / "global_step_20" / entry.path)
+        receipts.write_receipt(
+            directory(tmp_path, FIRST, step), receipt(FIRST, step, 1, CHECKPOINT, entry)
+        )
+        core.tick()
+    flip(tmp_path, 30)
+    core = start(SECOND)
+    assert step_of(core.resume(SECOND)) == 30
+    report(core, SECOND, 30)
+    settle(core)
+    assert (pointer(tmp_path), seen.steps) == (10, [30, 20])
     assert step_of(start(THIRD).resume(THIRD)) == 10
 
 

@@ -399,11 +399,6 @@ RULES: Final[dict[str, list[Rule]]] = {
             "spec.checkpoint.storage must hold exactly one of persistentVolumeClaim,"
             " volumeClaimTemplate and objectStore: set the one and remove the others",
         ),
-        Rule(
-            "!self.incremental || has(self.objectStore)",
-            "spec.checkpoint.storage.incremental is for checkpoints in a bucket, so far: remove it,"
-            " or save into an objectStore",
-        ),
     ],
     "spec.checkpoint.storage.volumeClaimTemplate.size": [
         Rule(

@@ -178,7 +178,9 @@ class Resuming:
         for committed in pointers.valid_saves(self._run, _KIND, []):
             record = committed.manifest
             age = record.age(self._run_uid)
-            if not self._is_read(record.step, committed.digest, age, requested):
+            # Steps may have files in common, and their damage.
+            shares = any(not damage.files.isdisjoint(record.files) for _, damage in wrong)
+            if not shares and not self._is_read(record.step, committed.digest, age, requested):
                 break
             try:
                 problem = self._reader.verdict(committed)

@@ -29,7 +29,7 @@ from trainsync.storage.errors import DamagedFileError, PromotionConflictError, S
 from trainsync.storage.objects import commits, inspecting, mending
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import StoreError
-from trainsync.storage.objects.live import names
+from trainsync.storage.objects.live import names, references
 from trainsync.storage.objects.live.term import Tenure, TermLostError
 from trainsync.storage.objects.manifests import Stored
 from trainsync.storage.saves.manifest import Committed, Manifest
@@ -367,6 +367,9 @@ class StoreExecutor:
         problems = inspecting.size_findings(self._bucket, stored)
         if not problems:
             return stored.digest
+        if key.kind is SaveKind.CHECKPOINT and key.step in references.pinned(self._bucket):
+            _LOG.warning("%s stays, as a save may name its objects: %s", key, problems[0])
+            return None  # so the save fails, and the next one of its step may succeed
         _LOG.warning("%s is committed but damaged, and is saved again: %s", key, problems[0])
         self._tenure.clear()  # or the next monitor puts it again
         mending.set_aside(self._bucket, stored)

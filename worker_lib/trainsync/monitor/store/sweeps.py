@@ -14,7 +14,7 @@ _SWEEPS: Final = 2
 _SWEEP_SECONDS: Final = 900.0
 """Until the second sweep, of what processes that were deposed have put late."""
 _SWEEP_AGAIN_SECONDS: Final = 60.0
-"""After one that the store refused."""
+"""After one that the store refused, or that a save held up."""
 
 
 class Sweeps:
@@ -71,12 +71,15 @@ class Sweeps:
     def _sweep(self) -> None:
         try:
             with self._hold.kept():
-                tidy.sweep(self._bucket, self._worker.ledger, self._hold.see_right)
+                done = tidy.sweep(self._bucket, self._worker.ledger, self._hold.see_right)
         except errors.StorageUnavailableError as error:
             self._worker.health.io_error("sweep", str(error))
             self._due_at = self._monotonic() + _SWEEP_AGAIN_SECONDS
             return
         self._worker.health.solved("sweep")
+        if not done:
+            self._due_at = self._monotonic() + _SWEEP_AGAIN_SECONDS
+            return
         self._left -= 1
         # Readers of what the attempt supersedes began before it.
         pause = max(_SWEEP_SECONDS, self._reading_seconds)

@@ -131,12 +131,13 @@ def _as_trained(ledger: Ledger, kind: SaveKind) -> list[CommittedInfo]:
     return sorted(ledger.infos(kind), key=lambda info: (info.age, info.step))
 
 
-def sweep(bucket: Bucket, ledger: Ledger, may: Callable[[], None]) -> list[str]:
-    """Remove records and shards of incarnations that are not in force; the folders removed.
+def sweep(bucket: Bucket, ledger: Ledger, may: Callable[[], None]) -> bool:
+    """Remove records and shards of incarnations that are not in force; whether that is done.
 
-    Those of later attempts stay: this monitor may have been overtaken without knowing it. A step
-    that is committed is looked at only where the ledger knows who committed it, so that the number
-    of requests does not grow with the steps that are kept.
+    It is not while a save that has not ended may name such shards: then shards stay; sweep again.
+    Those of later attempts stay, too: this monitor may have been overtaken without knowing it. A
+    step that is committed is looked at only where the ledger knows who committed it, so that the
+    number of requests does not grow with the steps that are kept.
 
     Args:
         may: called before each removal; what it raises ends the sweep.
@@ -146,38 +147,45 @@ def sweep(bucket: Bucket, ledger: Ledger, may: Callable[[], None]) -> list[str]:
     """
     newest = ledger.attempt
     if newest is None:
-        return []
+        return True
     in_force = {(owner.attempt, owner.incarnation) for owner in ledger.owners}
 
     def is_over(owner: tuple[int, str] | None) -> bool:
         return owner is not None and owner[0] <= newest and owner not in in_force
 
-    swept = []
+    def is_own(step: int) -> bool:
+        info = ledger.info(SaveKind.CHECKPOINT, step)
+        return info is not None and info.owner in ledger.owners
+
     for folder in bucket.folders(names.SAVES):
         if is_over(names.parse_owner(folder)):
             found = [info.key for info in bucket.below(folder)]
             may()
             bucket.delete(found)
-            swept.append(folder)
-    left = _left(bucket, ledger, is_over)
+    left = [
+        found
+        for found in _left(bucket, ledger, is_over).values()
+        if not any(key.endswith(".damaged") for key in found)  # for people to look at
+    ]
     if not left:
-        return swept
+        return True
+    objects = {key for found in left for key in found}
     known = {(info.step, kind) for kind in SaveKind for info in ledger.infos(kind)}
-    steps = {keys.step_of(key) for found in left.values() for key in found}
-    known |= {(step, kind) for kind in SaveKind for step in steps}
+    known |= {(keys.step_of(key), kind) for kind in SaveKind for key in objects}
     try:
-        kept = references.named(bucket, known)  # also by saves of other steps
+        # Others may be named by saves of other steps.
+        unnamed = references.unnamed(bucket, objects, known, is_own)
     except DamagedFileError as error:
         _LOG.warning("no orphan is removed, since a manifest may name it: %s", error)
-        return swept
-    for folder, found in sorted(left.items()):
-        is_aside = any(key.endswith(".damaged") for key in found)  # for people to look at
-        unnamed = [key for key in found if key not in kept]
-        if unnamed and not is_aside:
+        return True
+    if unnamed is None:
+        return False
+    failpoint("live.sweeping")
+    for found in left:
+        if gone := sorted(unnamed.intersection(found)):
             may()
-            bucket.delete(unnamed)
-            swept.append(folder)
-    return swept
+            bucket.delete(gone)
+    return True
 
 
 def _left(

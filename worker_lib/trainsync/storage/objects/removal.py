@@ -116,6 +116,8 @@ def orphans(bucket: Bucket, clock: Callable[[], datetime] | None = None) -> list
         named = {keys.folder_of(key) for key in references.named(bucket)}
     except DamagedFileError:
         return []
+    if references.pinned(bucket, lambda: limit):  # put while manifests were read
+        return []
     return [
         Orphans(
             step,

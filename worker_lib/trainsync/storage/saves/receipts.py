@@ -59,7 +59,7 @@ class Receipt:
     ``staged_bytes``: what was copied out of the live state. ``coordinates``: where the rank stands
     in the trainer's parallel dimensions (tp, pp, …), if the trainer says so; for people.
     ``kept``: of each file that has not changed since an older step and was not written again, by
-    path, the key of that step's object. None on a volume.
+    path, the key of that step's object; on a volume its file, below the run's directory.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG

@@ -11,6 +11,7 @@ import stat
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -44,12 +45,13 @@ def write_state(
         OSError: the disk failed; nothing is left under ``path``.
         UnsafePathError: ``path`` leaves ``files``.
     """
+    return _write(files, path, partial(dump, state), kept)
 
-    def save(file: BinaryIO) -> None:
-        with without_crc():
-            torch.save(state, file)
 
-    return _write(files, path, save, kept)
+def dump(state: Any, file: BinaryIO) -> None:
+    """Write ``state`` into ``file``: the same bytes for the same state."""
+    with without_crc():
+        torch.save(state, file)
 
 
 def without_crc() -> AbstractContextManager[None]:
@@ -76,7 +78,7 @@ def _write(
     produce: Callable[[BinaryIO], object],
     kept: KeptFile | None = None,
 ) -> FileEntry:
-    target = _target(files, path)
+    target = target_of(files, path)
     temporary = atomic.temporary_name(target)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     fd = os.open(temporary, flags, atomic.FILE_MODE)
@@ -105,7 +107,7 @@ def _write(
     return FileEntry(path, file.size, file.digest())
 
 
-def _target(files: Path, path: str) -> Path:
+def target_of(files: Path, path: str) -> Path:
     """Path for the file, in a directory that is there."""
     atomic.make_directory(files, durably=False)
     target = layout.inside(files, path)
@@ -203,7 +205,7 @@ def _adopt(files: Path, place: Callable[[str], str], work: Path, source: Path) -
     finally:
         os.close(fd)
     entry = FileEntry(place(relative), size, digest.file_digest(source))
-    target = _target(files, entry.path)
+    target = target_of(files, entry.path)
     try:
         atomic.hard_link(source, target)  # a rename would replace another one's file
     except FileExistsError as error:

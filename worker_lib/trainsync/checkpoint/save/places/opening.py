@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from trainsync.checkpoint.errors import UnsupportedPlaceError
 from trainsync.checkpoint.save.places.base import Place
 from trainsync.checkpoint.save.places.store import StorePlace
 from trainsync.checkpoint.save.places.volume import VolumePlace
@@ -21,14 +20,9 @@ def open_place(
 
     Raises:
         StoreUrlError: a URL, and of no store that can be opened.
-        UnsupportedPlaceError: a directory, and ``incremental``.
     """
     if is_url(where):
         bucket = open_run_store(str(where))
         return StorePlace(bucket, attempt, incarnation, incremental=incremental)
-    if incremental:
-        raise UnsupportedPlaceError(
-            f"incremental checkpoints are for runs in a bucket, so far, and {where} is a directory:"
-            " save in full, or into a bucket"
-        )
-    return VolumePlace(RunDirectory(Path(where)), attempt, incarnation)
+    run = RunDirectory(Path(where))
+    return VolumePlace(run, attempt, incarnation, incremental=incremental)

@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
-import torch
-
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import (
     CheckpointError,
@@ -27,7 +25,8 @@ from trainsync.checkpoint.errors import (
 from trainsync.checkpoint.memory.kept import KeptFile
 from trainsync.checkpoint.save import ending
 from trainsync.checkpoint.save.files.stream import buffered
-from trainsync.checkpoint.save.files.writer import without_crc
+from trainsync.checkpoint.save.files.writer import dump
+from trainsync.checkpoint.save.places.resumed import ResumedFiles
 from trainsync.checkpoint.save.places.unchanged import LEAST, KnownFile, KnownFiles, is_unchanged
 from trainsync.failpoints import failpoint
 from trainsync.storage import block_digests, digest
@@ -110,6 +109,7 @@ class StorePart:
 
     Args:
         known: what saves of this process have; None: every file is written.
+        resumed: what the checkpoint has that the attempt resumed from.
     """
 
     def __init__(
@@ -121,6 +121,7 @@ class StorePart:
         participant: Participant,
         patience: Patience | None = None,
         known: KnownFiles | None = None,
+        resumed: ResumedFiles | None = None,
     ) -> None:
         self._patience = _FEW if patience is None else patience
         self._bucket = bucket if patience is None else bucket.patient(patience)
@@ -134,6 +135,7 @@ class StorePart:
         self._number = 0
         self._work: Path | None = None
         self._known = known
+        self._resumed = resumed
         self._state: KnownFile | None = None  # this part's file of a state
         self._kept: dict[str, str] = {}
         names.receipt(self._records.folder, participant)
@@ -164,11 +166,7 @@ class StorePart:
         self, path: str, state: Any, size: int, kept: KeptFile | None
     ) -> list[FileEntry]:
         """See `PartPlace`."""
-
-        def save(file: BinaryIO) -> None:
-            with without_crc():
-                torch.save(state, file)
-
+        save = partial(dump, state)
         if (unchanged := self._unchanged(path, save, size, kept)) is not None:
             return unchanged
         return self._again(lambda: self._write(path, save, size, kept), is_first=True)
@@ -277,10 +275,15 @@ class StorePart:
         if self._known is None or size < LEAST:
             return None
         try:
-            file = self._known.newest(self._participant, path, self._step, self._is_committed)
+            file = self._known.newest(
+                self._participant, path, self._step, self._is_committed, self._find_resumed
+            )
             if file is None or not is_unchanged(produce, file, kept):
                 return None
-            if not references.pin(self._bucket, self._records.folder, file.step, self._participant):
+            folder = self._records.folder
+            if not references.pin(
+                self._bucket, folder, file.step, self._participant, file.manifest
+            ):
                 return None  # retention has removed it meanwhile
             if any(
                 self._bucket.size(k) != e.bytes
@@ -292,8 +295,11 @@ class StorePart:
             return None
         self._kept = {entry.path: key for entry, key in zip(file.entries, file.places, strict=True)}
         self._number += len(file.entries)
-        self._state = replace(file, step=self._step)
+        self._state = replace(file, step=self._step, manifest=None)
         return list(file.entries)
+
+    def _find_resumed(self, path: str) -> KnownFile | None:
+        return None if self._resumed is None else self._resumed.find(self._bucket, path)
 
     def _is_committed(self, step: int) -> bool | None:
         records = StoredRecords(self._bucket, *self._owner, SaveKind.CHECKPOINT, step)
@@ -371,6 +377,7 @@ class StorePlace:
         self._bucket = bucket
         self._owner = (attempt, incarnation)
         self._known = KnownFiles() if incremental else None
+        self._resumed = ResumedFiles(attempt, incarnation)
 
     def save(self, kind: SaveKind, step: int) -> StoredRecords:
         """See `Place`."""
@@ -386,7 +393,9 @@ class StorePlace:
         """See `Place`."""
         # State dicts are superseded, so no other save names their objects.
         known = self._known if kind is SaveKind.CHECKPOINT else None
-        return StorePart(self._bucket, self._owner, kind, step, participant, patience, known)
+        return StorePart(
+            self._bucket, self._owner, kind, step, participant, patience, known, self._resumed
+        )
 
     def newest_registered(self, kind: SaveKind) -> int | None:
         """See `Place`."""

@@ -1,4 +1,5 @@
-"""Finds files of a save that have not changed since an older one of this process.
+"""Finds files of a save that have not changed since an older one: of this process, or of the
+checkpoint that its attempt resumed from (`trainsync.checkpoint.save.places.resumed`).
 
 A state is written to nowhere first: each block of its file is compared with that of the older file,
 by digest, until one differs. So a state that changes costs next to nothing, and one that does not
@@ -29,22 +30,24 @@ _BLOCK: Final = 4 << 20
 
 @dataclass(frozen=True)
 class KnownFile:
-    """A file that a save of this process has.
+    """A file that a save has.
 
     ``step``: of that save. ``entries``: the file, and what lies beside it. ``places``: where each
-    of them lies, as `Receipt.kept` says it. ``blocks``: the digests of its blocks.
+    of them lies, as `Receipt.kept` says it. ``blocks``: the digests of its blocks. ``manifest``:
+    the digest of the manifest that it was found in; None: the save is one of this process.
     """
 
     step: int
     entries: tuple[FileEntry, ...]
     places: tuple[str, ...]
     blocks: BlockDigests
+    manifest: str | None = None
 
 
 class KnownFiles:
     """The files of the last saves of this process, by participant and path; for all threads.
 
-    A process that starts begins with none: its first save is written in full.
+    A process that starts begins with those of the checkpoint that its attempt resumed from.
     """
 
     def __init__(self) -> None:
@@ -64,6 +67,7 @@ class KnownFiles:
         path: str,
         step: int,
         is_committed: Callable[[int], bool | None],
+        resumed: Callable[[str], KnownFile | None] = lambda path: None,
     ) -> KnownFile | None:
         """The participant's file at ``path`` in its newest committed save before ``step``.
 
@@ -71,14 +75,21 @@ class KnownFiles:
 
         Args:
             is_committed: whether a save was committed or aborted; None: it has not ended.
+            resumed: the file at a path of the checkpoint that the attempt resumed from; asked once,
+                before the participant's first save.
 
         Raises:
-            What ``is_committed`` raises.
+            What ``is_committed`` and ``resumed`` raise.
         """
         with self._lock:
-            known = list(self._files.get((participant, path), []))
-        for file in reversed(known):
-            committed = is_committed(file.step) if file.step < step else None
+            known = self._files.get((participant, path))
+        if known is None:
+            found = resumed(path)
+            with self._lock:
+                known = self._files.setdefault((participant, path), [found] if found else [])
+        for file in reversed(list(known)):
+            is_done = file.manifest is not None or is_committed(file.step)
+            committed = is_done if file.step < step else None
             if committed is False:
                 return None
             if committed:

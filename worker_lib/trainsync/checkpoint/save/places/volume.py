@@ -1,12 +1,15 @@
 """Saves go into the run's directory on a volume, in staging, until the monitor promotes them."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.memory.kept import KeptFile
 from trainsync.checkpoint.save.files import writer as files
+from trainsync.checkpoint.save.places.linking import Links
+from trainsync.checkpoint.save.places.unchanged import LEAST
 from trainsync.storage import atomic
 from trainsync.storage.layout import RunDirectory, SaveDirectory
 from trainsync.storage.patience import Patience
@@ -58,6 +61,7 @@ class VolumePart:
         step: int,
         participant: Participant,
         claims: Writer,
+        links: Links | None = None,
     ) -> None:
         directory.receipt(participant.component, participant.rank)  # refuses a bad name
         self._save = directory
@@ -65,6 +69,8 @@ class VolumePart:
         self._step = step
         self._participant = participant
         self._claims = claims
+        self._links = links
+        self._kept: dict[str, str] = {}
         self._own = files.OwnFiles(directory, participant, self._files, claims.id)
 
     @property
@@ -79,8 +85,8 @@ class VolumePart:
 
     @property
     def kept(self) -> dict[str, str]:
-        """See `PartPlace`."""
-        return {}
+        """See `PartPlace`: where the file is below the run's directory that each one is."""
+        return self._kept
 
     @property
     def _files(self) -> Path:
@@ -99,8 +105,16 @@ class VolumePart:
         self, path: str, state: Any, size: int, kept: KeptFile | None
     ) -> list[FileEntry]:
         """See `PartPlace`."""
-        del size
         self._make()
+        self._kept = {}
+        if self._links is not None and size >= LEAST:
+            linked = self._links.link(self._files, path, partial(files.dump, state), kept)
+            if linked is not None:
+                entry, older = linked
+                self._kept = {path: older}
+                return [entry]
+            if kept is not None:
+                kept.restart()
         return [files.write_state(self._files, path, state, kept)]
 
     def write_small(self, files_: Mapping[str, bytes]) -> list[FileEntry]:
@@ -133,13 +147,20 @@ class VolumePart:
 
 
 class VolumePlace:
-    """See `Place`."""
+    """See `Place`.
 
-    def __init__(self, run: RunDirectory, attempt: int, incarnation: str) -> None:
+    Args:
+        incremental: states of checkpoints that have not changed are not written again.
+    """
+
+    def __init__(
+        self, run: RunDirectory, attempt: int, incarnation: str, *, incremental: bool = False
+    ) -> None:
         self._run = run
         self._attempt = attempt
         self._incarnation = incarnation
         self._claims = Writer(run, attempt, incarnation)
+        self._links = Links(run) if incremental else None
 
     def save(self, kind: SaveKind, step: int) -> VolumeRecords:
         """See `Place`."""
@@ -154,7 +175,9 @@ class VolumePlace:
     ) -> VolumePart:
         """See `Place`. A volume that is away keeps the call, or refuses it at once."""
         del patience
-        return VolumePart(self._directory(kind, step), kind, step, participant, self._claims)
+        # State dicts are superseded, directory and all, and are read by name meanwhile.
+        links = self._links if kind is SaveKind.CHECKPOINT else None
+        return VolumePart(self._directory(kind, step), kind, step, participant, self._claims, links)
 
     def newest_registered(self, kind: SaveKind) -> int | None:
         """See `Place`."""

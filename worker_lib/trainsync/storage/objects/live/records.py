@@ -71,8 +71,7 @@ class StoredRecords:
                 (found.kind, found.step, found.attempt, found.incarnation, found.participant),
                 participant,
             )
-            owner = (found.attempt, found.incarnation)
-            references.check_kept(key, found.step, owner, found.kept.values())
+            references.check_kept(key, found.step, found.kept.values())
         return found
 
     def failure(self, participant: Participant) -> ParticipantFailure | None:

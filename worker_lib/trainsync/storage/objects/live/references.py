@@ -13,6 +13,9 @@ because its own step does; and no clock and no lock is needed, but this order:
 
 So whichever comes second, a pin or a removal, sees the other one, also where two monitors are at
 work, or one of them is killed in between.
+
+An object may be named by saves of attempts after the one that put it. So the sweep of what those
+that are over have left waits for pins, too: for each that is on a step of another incarnation.
 """
 
 import logging
@@ -24,6 +27,7 @@ from typing import Final
 
 from trainsync.api.protocol import SaveKind
 from trainsync.failpoints import failpoint
+from trainsync.storage import digest
 from trainsync.storage.errors import DamagedFileError, UnsafePathError
 from trainsync.storage.objects import commits, keys, manifests
 from trainsync.storage.objects.bucket import Bucket
@@ -35,14 +39,23 @@ _AT_ONCE: Final = 16
 _TRIES: Final = 5
 
 
-def pin(bucket: Bucket, folder: str, step: int, participant: Participant) -> bool:
+def pin(
+    bucket: Bucket, folder: str, step: int, participant: Participant, manifest: str | None = None
+) -> bool:
     """Keep the objects of ``step`` until the save whose records are in ``folder`` has ended.
 
     False when the step is not committed any more: its objects may be gone. Raises `StoreError`.
+
+    Args:
+        manifest: its digest, of a step that another attempt may have committed anew; None: the
+            writer's own attempt has committed it.
     """
     bucket.create(names.pin(folder, step, participant), b"")
     failpoint("live.pinned")
-    return commits.is_committed(bucket, SaveKind.CHECKPOINT, step)
+    if manifest is None:
+        return commits.is_committed(bucket, SaveKind.CHECKPOINT, step)
+    there = bucket.find(keys.manifest(SaveKind.CHECKPOINT, step))
+    return there is not None and digest.manifest_digest(there.data) == manifest
 
 
 def pinned(bucket: Bucket, since: Callable[[], datetime] | None = None) -> set[int]:
@@ -85,6 +98,35 @@ def named(bucket: Bucket, also: Collection[tuple[int, SaveKind]] = ()) -> set[st
     raise DamagedFileError(
         Path(keys.manifests(SaveKind.CHECKPOINT)), "manifests go as they are read"
     )
+
+
+def unnamed(
+    bucket: Bucket,
+    objects: Collection[str],
+    also: Collection[tuple[int, SaveKind]] = (),
+    is_sure: Callable[[int], bool] = lambda step: True,
+    since: Callable[[], datetime] | None = None,
+) -> set[str] | None:
+    """Those of ``objects`` that no manifest names, and that no save which has not ended may name.
+    None: such a save may name some that no manifest names; ask again when it has ended.
+
+    Args:
+        also: see `named`.
+        is_sure: whether a step that is committed and pinned is the one that was pinned.
+        since: see `pinned`.
+
+    Raises:
+        As `named`.
+    """
+    before = pinned(bucket, since)
+    found = set(objects) - named(bucket, also)
+    if not found:
+        return found
+    # Pins are listed once more, and commits last: one that was put meanwhile is on a step which
+    # had its manifest when the others were read, or is seen to have none.
+    pins = before | pinned(bucket, since)
+    there = set(commits.committed_steps(bucket, SaveKind.CHECKPOINT)) if pins else set()
+    return found if all(step in there and is_sure(step) for step in pins) else None
 
 
 def rolled_back(bucket: Bucket) -> set[str]:
@@ -151,15 +193,15 @@ def remove(
     bucket.delete(there)
     failpoint("live.uncommitted")
     # A pin on a step that is gone, this one or another, may be of objects that this one names, too.
-    if pinned(bucket, since) <= set(commits.committed_steps(bucket, SaveKind.CHECKPOINT)):
-        try:
-            unnamed = objects - named(bucket, also)
-        except DamagedFileError as error:
-            _LOG.warning("objects of step %d stay, which this manifest may name: %s", step, error)
-        else:
+    try:
+        gone = unnamed(bucket, objects, also, since=since)
+    except DamagedFileError as error:
+        _LOG.warning("objects of step %d stay, which this manifest may name: %s", step, error)
+    else:
+        if gone is not None:
             failpoint("live.unnamed")
             may()
-            bucket.delete(sorted(unnamed))
+            bucket.delete(sorted(gone))
     del doomed[step]
     return True
 
@@ -174,18 +216,18 @@ def _named_by(bucket: Bucket, step: int, kind: SaveKind) -> set[str] | None:
     return set(manifests.decode(blob.data, kind, step).keys.values())
 
 
-def check_kept(record: str, step: int, owner: tuple[int, str], kept: Collection[str]) -> None:
-    """See that the objects ``kept`` of a receipt were put by ``owner``, for steps before ``step``.
+def check_kept(record: str, step: int, kept: Collection[str]) -> None:
+    """See that the objects ``kept`` of a receipt were put for steps before ``step``.
 
     Raises:
         DamagedFileError: they were not.
     """
     for key in kept:
         try:
-            theirs = names.parse_folder(keys.folder_of(key)) == owner
+            is_older = keys.step_of(key) < step
         except UnsafePathError as error:
             raise DamagedFileError(Path(record), str(error)) from error
-        if not theirs or keys.step_of(key) >= step:
+        if not is_older:
             raise DamagedFileError(
-                Path(record), f"names {key!r}, which its attempt did not put for an older step"
+                Path(record), f"names {key!r}, which was not put for an older step"
             )

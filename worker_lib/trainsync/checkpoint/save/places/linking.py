@@ -1,0 +1,172 @@
+"""Gives a file on a volume that has not changed since the newest commit another name, in place of
+writing its bytes again.
+
+A hard link: each step has all of its files, and the bytes go with the last step that has them. So
+retention, readers and people need to know nothing of it. Nothing writes into a committed file.
+"""
+
+import errno
+import io
+import logging
+import os
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.memory.kept import KeptFile
+from trainsync.checkpoint.save import ending
+from trainsync.checkpoint.save.files import writer
+from trainsync.checkpoint.save.files.stream import buffered
+from trainsync.failpoints import failpoint
+from trainsync.storage import atomic, digest
+from trainsync.storage.errors import StorageError
+from trainsync.storage.layout import RunDirectory, look_inside, step_name
+from trainsync.storage.saves import pointers
+from trainsync.storage.saves.manifest import Committed, read_manifest
+from trainsync.storage.saves.receipts import FileEntry
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_LOG = logging.getLogger(__name__)
+_KIND: Final = SaveKind.CHECKPOINT
+_BLOCK: Final = 4 << 20
+_LOOK: Final = 4 << 20
+"""Bytes at its beginning in which a state is compared with the older file itself: most of those
+that change differ there, and need no digest."""
+_GONE: Final = frozenset({errno.ENOENT, errno.ESTALE})
+
+
+class Links:
+    """Links to files of the newest committed checkpoint; for all threads of a process."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._lock = threading.Lock()
+        self._newest: Committed | None = None
+
+    def link(
+        self,
+        files: Path,
+        path: str,
+        produce: Callable[[BinaryIO], object],
+        kept: KeptFile | None = None,
+    ) -> tuple[FileEntry, str] | None:
+        """Give ``files``/``path`` the file that the newest checkpoint has at ``path``, if
+        ``produce`` would write its very bytes; its entry, and where it is below the run's
+        directory. None: it is to be written.
+
+        Args:
+            kept: gets the same bytes; where None is returned, some of them.
+        """
+        try:
+            return self._link(files, path, produce, kept)
+        except (OSError, StorageError) as error:
+            # Retention may have taken the step; else the file is of another user, or has links
+            # enough.
+            if not isinstance(error, OSError) or error.errno not in _GONE:
+                _LOG.warning("%s is written in full: %s", path, error)
+            return None
+
+    def _link(
+        self,
+        files: Path,
+        path: str,
+        produce: Callable[[BinaryIO], object],
+        kept: KeptFile | None,
+    ) -> tuple[FileEntry, str] | None:
+        newest = self._find()
+        if newest is None:
+            return None
+        entry = next((one for one in newest.manifest.files if one.path == path), None)
+        if entry is None:
+            return None
+        step = newest.manifest.step
+        source = look_inside(self._run.step(step), path)[0]
+        fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            older = os.fstat(fd)
+            if not stat.S_ISREG(older.st_mode) or older.st_size != entry.bytes:
+                return None
+            comparing = _Comparing(fd, kept)
+            with buffered(comparing) as gathering:
+                produce(gathering)
+            if not comparing.same(entry):
+                return None
+            target = writer.target_of(files, path)
+            target.unlink(missing_ok=True)  # of a try before, in a directory of this part alone
+            atomic.hard_link(Path(source), target)
+            # What the manifest speaks of is what was linked if both are there still.
+            linked = os.lstat(target)
+            is_same = (linked.st_dev, linked.st_ino) == (older.st_dev, older.st_ino)
+            if not is_same or linked.st_size != entry.bytes or not self._stands(newest):
+                target.unlink()
+                return None
+        finally:
+            os.close(fd)
+        failpoint("save.renamed")
+        return entry, f"{step_name(step)}/{path}"
+
+    def _find(self) -> Committed | None:
+        step = pointers.read_pointer(self._run, _KIND)
+        if step is None:
+            return None
+        with self._lock:  # the first one reads it for all
+            if self._newest is None or self._newest.manifest.step != step:
+                self._newest = read_manifest(self._run, _KIND, step)
+            return self._newest
+
+    def _stands(self, committed: Committed) -> bool:
+        """Whether it is committed still; else it is forgotten. Raises `OSError`."""
+        try:
+            data = self._run.manifest(_KIND, committed.manifest.step).read_bytes()
+        except FileNotFoundError:
+            data = b""
+        stands = digest.manifest_digest(data) == committed.digest
+        if not stands:
+            with self._lock:
+                self._newest = None
+        return stands
+
+
+class _Comparing(io.RawIOBase):
+    """Compares what is written with an older file: with its first bytes, then by digest.
+
+    Args:
+        fd: of the older file.
+    """
+
+    def __init__(self, fd: int, kept: KeptFile | None) -> None:
+        self._fd = fd
+        self._kept = kept
+        self._hasher = digest.new_hasher()
+        self._size = 0
+        self._differs = False
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: "Buffer", /) -> int:
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), _BLOCK):
+            # Not an error at the first difference: torch would write on, and hide it.
+            if self._differs or ending.over.is_set():
+                self._differs = True
+                break
+            block = view[start : start + _BLOCK]
+            if self._size < _LOOK and os.pread(self._fd, len(block), self._size) != block:
+                self._differs = True
+                break
+            self._hasher.update(block)
+            self._size += len(block)
+            if self._kept is not None:
+                self._kept.write(block)
+        return len(view)
+
+    def same(self, entry: FileEntry) -> bool:
+        """Whether all that was written is the file of ``entry``."""
+        written = (self._size, digest.format_digest(self._hasher))
+        return not self._differs and written == (entry.bytes, entry.digest)
