@@ -173,6 +173,8 @@ async def test_a_process_that_does_not_stop_before_a_successor_may_start_is_ende
     await leading.acquire()
     api.all(LEASE)[0]["spec"]["holderIdentity"] = "b"
     assert died.wait(30)  # the operator's loop is blocked meanwhile
+    with pytest.raises(LeadershipLostError, match="taken by another"):
+        await asyncio.wait_for(leading.lost(), 30)
 
 
 async def test_a_follower_that_is_stopped_leaves_the_lease_alone(api: FakeApi) -> None:
