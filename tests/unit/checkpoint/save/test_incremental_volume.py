@@ -11,6 +11,7 @@ import pytest
 import torch
 from trainsync import RunContext, all_ranks
 from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.errors import SaveAbortedError
 from trainsync.checkpoint.load.loading import load_shard
 from trainsync.checkpoint.save.files.writer import dump
 from trainsync.checkpoint.save.places import linking
@@ -222,6 +223,32 @@ def test_what_is_not_as_its_manifest_says_is_not_linked_to(
 ) -> None:
     spoil(saved)
     assert not write(saved)[1]
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO])
+def test_what_cannot_be_compared_is_written(
+    saved: RunDirectory, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: int) -> bytes:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "pread", refuse)  # as on NFS, where retention has removed the file
+    assert not write(saved)[1]
+
+
+def test_after_an_aborted_save_a_file_is_written(run: RunDirectory) -> None:
+    with context(run, TRAINSYNC_CHECKPOINT_VERIFY="digest") as ctx:
+        training = Training(ctx)
+        training.save(1)
+        with (run.step(1) / REFERENCE).open("r+b") as file:
+            file.seek(3 * ELEMENTS)
+            file.write(b"damaged")
+        with pytest.raises(SaveAbortedError, match="digest"):
+            training.save(2)
+        training.save(3)
+        training.save(4)
+    assert committed_steps(run, CHECKPOINT) == [1, 3, 4]
+    assert inode(run, 1) != inode(run, 3) == inode(run, 4)
 
 
 class Kept:

@@ -1,12 +1,15 @@
 """Saves that name objects which an attempt before has put, and what else goes on meanwhile."""
 
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from trainsync import failpoints
 from trainsync.checkpoint.save.places import store as places
 from trainsync.monitor.store import tidy
 from trainsync.storage.objects import commits, inspecting, keys, removal
+from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.live import names, references
 
 from tests.unit.monitor.store.incremental_runs import (
@@ -111,6 +114,25 @@ def test_a_pin_that_comes_while_orphans_are_looked_for_keeps_them(
     assert removal.orphans(run.bucket, lambda: limit) == []
 
 
+def test_a_save_that_is_committed_while_orphans_are_looked_for_keeps_them(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = run.bucket.below(keys.OBJECTS)[0].modified.replace(year=2100)
+    manifest = run.bucket.get(keys.manifest(CHECKPOINT, 1)).data
+    before = references.named
+
+    def name_and_commit(bucket: Bucket) -> set[str]:
+        run.bucket.delete([keys.manifest(CHECKPOINT, 1)])  # by retention, as the pin was put
+        found = before(bucket)
+        later = manifest.replace(b'"step": 1,', b'"step": 2,')
+        run.bucket.create(keys.manifest(CHECKPOINT, 2), later)
+        return found
+
+    monkeypatch.setattr(references, "named", name_and_commit)
+    assert removal.orphans(run.bucket, lambda: limit) == []
+    assert before(run.bucket)  # so step 2 names them
+
+
 def _without_clock(pinned: Callable[..., set[int]]) -> Callable[..., set[int]]:
     return lambda bucket, since=None: pinned(bucket)
 
@@ -181,3 +203,59 @@ def test_a_pin_on_another_save_of_the_same_number_is_of_no_use(run: Run) -> None
     run.bucket.replace(keys.manifest(CHECKPOINT, 1), blob.data + b"\n", blob)
     assert not references.pin(run.bucket, folder, 1, PARTS[0], digest)
     assert references.pin(run.bucket, folder, 1, PARTS[0])
+
+
+def test_a_prune_leaves_what_a_save_names_that_began_and_ended_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(keep=2)
+    saved(run, set())
+    saved(run, {PARTS[1]})  # step 2 names objects of step 1
+    run.core._worker.retention._max_to_keep = 1
+    before = run.values[PARTS[0]]
+    run.register(set(PARTS))  # step 3 names none
+    while run.todo:
+        run.write(0)
+    run.values[PARTS[0]] = before
+    run.register({PARTS[1], PARTS[2]})  # step 4 has the state of step 2 again
+    reached, go = threading.Event(), threading.Event()
+    pin, pinned, remove = references.pin, references.pinned, references.remove
+    read = references._read_all
+    writer = threading.Thread(target=run.write, args=(0,))
+    removing: list[int] = []
+
+    def late_pin(*args: Any) -> bool:
+        reached.set()
+        assert go.wait(20)
+        return pin(*args)
+
+    def look(bucket: Bucket, since: Any = None) -> set[int]:
+        found = pinned(bucket, since)
+        if removing[-1] == 2 and not go.is_set():
+            go.set()
+            writer.join(20)
+        return found
+
+    def note(bucket: Bucket, step: int, *args: Any, **named: Any) -> bool:
+        removing.append(step)
+        return remove(bucket, step, *args, **named)
+
+    def read_late(*args: Any) -> Any:
+        if len(removing) > 1:
+            return read(*args)
+        run.tick()  # commits step 3, and removes step 2 as the pin comes
+        found = read(*args)
+        end_save(run)
+        return found
+
+    monkeypatch.setattr(references, "pin", late_pin)
+    monkeypatch.setattr(references, "pinned", look)
+    monkeypatch.setattr(references, "remove", note)
+    monkeypatch.setattr(references, "_read_all", read_late)
+    writer.start()
+    assert reached.wait(20)
+    assert references.remove(run.bucket, 1)
+    assert not writer.is_alive()
+    assert commits.committed_steps(run.bucket, CHECKPOINT) == [4]
+    assert keys.step_of(commits.read_manifest(run.bucket, CHECKPOINT, 4).keys[FROZEN]) == 1
+    run.check()

@@ -91,8 +91,8 @@ def remove(bucket: Bucket, step: int, found: Sequence[StoredSave]) -> bool:
 def orphans(bucket: Bucket, clock: Callable[[], datetime] | None = None) -> list[Orphans]:
     """Objects that no manifest names and that are old enough to be of no copy at work.
 
-    None where a manifest cannot be understood, or while a save that has not ended may name objects
-    of older steps: it may be any of them.
+    None where a manifest cannot be understood, or while a save that has not ended, or that is
+    committed meanwhile, may name objects of older steps: it may be any of them.
 
     Args:
         clock: gives the store's time; `store_time` when absent.
@@ -112,11 +112,14 @@ def orphans(bucket: Bucket, clock: Callable[[], datetime] | None = None) -> list
     # After the listing, and pins before manifests: what was committed until now is known.
     if references.pinned(bucket, lambda: limit):
         return []
+    committed = set(commits.committed_pairs(bucket))
     try:
         named = {keys.folder_of(key) for key in references.named(bucket)}
     except DamagedFileError:
         return []
     if references.pinned(bucket, lambda: limit):  # put while manifests were read
+        return []
+    if not committed.issuperset(commits.committed_pairs(bucket)):  # and ended by now
         return []
     return [
         Orphans(

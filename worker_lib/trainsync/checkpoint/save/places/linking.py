@@ -23,8 +23,8 @@ from trainsync.checkpoint.save.files.stream import buffered
 from trainsync.failpoints import failpoint
 from trainsync.storage import atomic, digest
 from trainsync.storage.errors import StorageError
-from trainsync.storage.layout import RunDirectory, look_inside, step_name
-from trainsync.storage.saves import pointers
+from trainsync.storage.layout import RunDirectory, SaveDirectory, look_inside, step_name
+from trainsync.storage.saves import pointers, receipts
 from trainsync.storage.saves.manifest import Committed, read_manifest
 from trainsync.storage.saves.receipts import FileEntry
 
@@ -38,6 +38,8 @@ _LOOK: Final = 4 << 20
 """Bytes at its beginning in which a state is compared with the older file itself: most of those
 that change differ there, and need no digest."""
 _GONE: Final = frozenset({errno.ENOENT, errno.ESTALE})
+_REMEMBERED: Final = 4
+"""Saves with a file that may have ended since; the newest one that has is what counts."""
 
 
 class Links:
@@ -47,9 +49,11 @@ class Links:
         self._run = run
         self._lock = threading.Lock()
         self._newest: Committed | None = None
+        self._saves: dict[str, list[SaveDirectory]] = {}  # the last ones with a file, by its path
 
     def link(
         self,
+        save: SaveDirectory,
         files: Path,
         path: str,
         produce: Callable[[BinaryIO], object],
@@ -57,12 +61,16 @@ class Links:
     ) -> tuple[FileEntry, str] | None:
         """Give ``files``/``path`` the file that the newest checkpoint has at ``path``, if
         ``produce`` would write its very bytes; its entry, and where it is below the run's
-        directory. None: it is to be written.
+        directory. None: it is to be written, also after a save that was aborted: the file that it
+        was given may be damaged.
 
         Args:
+            save: the save whose file it is to be.
             kept: gets the same bytes; where None is returned, some of them.
         """
         try:
+            if self._was_aborted(save, path):
+                return None
             return self._link(files, path, produce, kept)
         except (OSError, StorageError) as error:
             # Retention may have taken the step; else the file is of another user, or has links
@@ -94,6 +102,8 @@ class Links:
             comparing = _Comparing(fd, kept)
             with buffered(comparing) as gathering:
                 produce(gathering)
+            if comparing.error is not None:
+                raise comparing.error
             if not comparing.same(entry):
                 return None
             target = writer.target_of(files, path)
@@ -109,6 +119,17 @@ class Links:
             os.close(fd)
         failpoint("save.renamed")
         return entry, f"{step_name(step)}/{path}"
+
+    def _was_aborted(self, save: SaveDirectory, path: str) -> bool:
+        """Whether the newest save before with a file at ``path`` was, of those that have ended."""
+        with self._lock:
+            known = [one for one in self._saves.get(path, []) if one.path != save.path]
+            self._saves[path] = [*known[-_REMEMBERED + 1 :], save]
+        for before in reversed(known):
+            outcome = receipts.read_outcome(before)
+            if outcome is not None:
+                return outcome.error is not None
+        return False
 
     def _find(self) -> Committed | None:
         step = pointers.read_pointer(self._run, _KIND)
@@ -145,6 +166,8 @@ class _Comparing(io.RawIOBase):
         self._hasher = digest.new_hasher()
         self._size = 0
         self._differs = False
+        self.error: OSError | None = None
+        """The older file could not be read; torch would hide the error behind one of its own."""
 
     def writable(self) -> bool:
         return True
@@ -157,7 +180,7 @@ class _Comparing(io.RawIOBase):
                 self._differs = True
                 break
             block = view[start : start + _BLOCK]
-            if self._size < _LOOK and os.pread(self._fd, len(block), self._size) != block:
+            if self._size < _LOOK and not self._begins(block):
                 self._differs = True
                 break
             self._hasher.update(block)
@@ -165,6 +188,13 @@ class _Comparing(io.RawIOBase):
             if self._kept is not None:
                 self._kept.write(block)
         return len(view)
+
+    def _begins(self, block: memoryview) -> bool:
+        try:
+            return os.pread(self._fd, len(block), self._size) == block
+        except OSError as error:
+            self.error = error
+            return False
 
     def same(self, entry: FileEntry) -> bool:
         """Whether all that was written is the file of ``entry``."""

@@ -108,7 +108,8 @@ class VolumePart:
         self._make()
         self._kept = {}
         if self._links is not None and size >= LEAST:
-            linked = self._links.link(self._files, path, partial(files.dump, state), kept)
+            save = partial(files.dump, state)
+            linked = self._links.link(self._save, self._files, path, save, kept)
             if linked is not None:
                 entry, older = linked
                 self._kept = {path: older}

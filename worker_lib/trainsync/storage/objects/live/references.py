@@ -7,8 +7,9 @@ because its own step does; and no clock and no lock is needed, but this order:
 - A writer puts a *pin* on the committed step that it found the objects in, and looks after that
   whether the step is still committed. If not, it writes its files in full.
 - To remove a step, its manifest is removed first; then pins are listed, and its objects stay if one
-  is on a step that is not committed, as this one; then all manifests are read, and the objects that
-  none of them names are removed.
+  is on a step that is not committed, as this one; then all manifests are read, and pins are listed
+  once more, and manifests that came meanwhile read; then the objects that none of them names are
+  removed.
 - A pin is removed when its save has ended: if it was committed, its manifest was put before.
 
 So whichever comes second, a pin or a removal, sees the other one, also where two monitors are at
@@ -84,6 +85,13 @@ def named(bucket: Bucket, also: Collection[tuple[int, SaveKind]] = ()) -> set[st
         DamagedFileError: a manifest cannot be understood: it may name any object.
         StoreError: the store cannot be read.
     """
+    return _read_all(bucket, also)[0]
+
+
+def _read_all(
+    bucket: Bucket, also: Collection[tuple[int, SaveKind]]
+) -> tuple[set[str], set[tuple[int, SaveKind]]]:
+    """See `named`; with them the saves whose manifests were listed."""
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="trainsync-manifests") as pool:
         for _ in range(_TRIES):
             wanted = commits.committed_pairs(bucket)
@@ -93,7 +101,7 @@ def named(bucket: Bucket, also: Collection[tuple[int, SaveKind]] = ()) -> set[st
                 # After the others: what was set aside since they were listed is listed now.
                 late = set(also).difference(wanted)
                 more = pool.map(lambda pair: _named_by(bucket, *pair) or set(), late)
-                return rolled_back(bucket).union(*there, *more)
+                return rolled_back(bucket).union(*there, *more), set(wanted)
             # What is gone may have been superseded by a save that was not listed yet.
     raise DamagedFileError(
         Path(keys.manifests(SaveKind.CHECKPOINT)), "manifests go as they are read"
@@ -119,13 +127,21 @@ def unnamed(
         As `named`.
     """
     before = pinned(bucket, since)
-    found = set(objects) - named(bucket, also)
+    keys_named, read = _read_all(bucket, also)
+    found = set(objects) - keys_named
     if not found:
         return found
     # Pins are listed once more, and commits last: one that was put meanwhile is on a step which
-    # had its manifest when the others were read, or is seen to have none.
+    # had its manifest when the others were read, or is seen to have none; or it is gone, and the
+    # save that had it is committed by now.
     pins = before | pinned(bucket, since)
-    there = set(commits.committed_steps(bucket, SaveKind.CHECKPOINT)) if pins else set()
+    pairs = set(commits.committed_pairs(bucket))
+    for pair in pairs - read:
+        more = _named_by(bucket, *pair)
+        if more is None:
+            return None  # and what has removed it may have been followed by another one
+        found -= more
+    there = {step for step, kind in pairs if kind is SaveKind.CHECKPOINT}
     return found if all(step in there and is_sure(step) for step in pins) else None
 
 
