@@ -164,3 +164,23 @@ def test_the_token_of_a_ray_pod_is_not_shown_to_the_monitor_as_a_servers() -> No
 def test_a_monitor_that_is_half_named_is_refused(options: tuple[str, ...], message: str) -> None:
     with pytest.raises(AgentSettingsError, match=message):
         read_settings([*_GOOD, *options], {})
+
+
+def test_an_adapter_is_read_with_its_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "adapter_config.json"
+    file.write_text('{"peft_type": "LORA", "r": 4}')
+    both = ("--adapter=mine", f"--adapter-config={file}")
+    adapter = read_settings([*_GOOD, *both], {}).adapter
+    assert adapter is not None
+    assert (adapter.name, adapter.rank) == ("mine", 4)
+    assert read_settings(_GOOD, {}).adapter is None
+    for options, message in (
+        (both[:1], "--adapter and --adapter-config are given together"),
+        (both[1:], "--adapter and --adapter-config are given together"),
+        ((both[0], "--adapter-config=/missing"), "--adapter-config: /missing cannot be read"),
+        ((*both, "--engine=sglang"), "--engine sglang is not supported beside --adapter"),
+        ((*both, "--prepare-seconds=9"), "--prepare-seconds is not supported beside --adapter"),
+        ((*both, "--other-hosts=http://b:1"), "--other-hosts is not supported beside --adapter"),
+    ):
+        with pytest.raises(AgentSettingsError, match=message):
+            read_settings([*_GOOD, *options], {})

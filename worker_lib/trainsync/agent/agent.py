@@ -97,7 +97,12 @@ class Agent:
         server = settings.engine, settings.server, settings.memory
         self._looking = driver_of(*server, timeout=intervals.answer)
         self._health = driver_of(*server, timeout=_ALIVE_SECONDS)
-        self._driving = driver_of(*server, timeout=float(settings.timeout), pause=settings.pause)
+        self._driving = driver_of(
+            *server,
+            timeout=float(settings.timeout),
+            pause=settings.pause,
+            adapter=settings.adapter,
+        )
         self._server_watch = ServerWatch(self._looking, self._shared, self._stop, intervals)
         self._hosts = (
             OtherHosts(settings.other_hosts, intervals.host) if settings.other_hosts else None

@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
+
+from trainsync.engines.servers.adapter import Adapter, AdapterConfigError
 
 ChoiceT = TypeVar("ChoiceT", bound=str)
 _MOST_DIGITS: Final = 18
@@ -55,3 +58,23 @@ def choice(option: str, given: str, known: Sequence[ChoiceT]) -> ChoiceT:
         if value == given:
             return value
     raise AgentSettingsError(f"{option} is {given!r}, expected one of {', '.join(map(str, known))}")
+
+
+def adapter(name: str | None, config: str | None, beside: Sequence[str]) -> Adapter | None:
+    """The adapter that ``--adapter`` names; None: neither option is given.
+
+    Args:
+        beside: options that are given, and go with whole models alone.
+    """
+    if not name and not config:
+        return None
+    if not name or not config:
+        raise AgentSettingsError(
+            "--adapter and --adapter-config are given together, or neither of them"
+        )
+    if beside:
+        raise AgentSettingsError(f"{beside[0]} is not supported beside --adapter")
+    try:
+        return Adapter.read(name, Path(config))
+    except AdapterConfigError as error:
+        raise AgentSettingsError(f"--adapter-config: {error}") from error

@@ -16,6 +16,7 @@ from trainsync.agent import checks
 from trainsync.agent.checks import AgentSettingsError
 from trainsync.api import env
 from trainsync.api.spec import LogLevel, Sync
+from trainsync.engines.servers.adapter import Adapter
 from trainsync.engines.servers.base import PauseMode
 from trainsync.engines.servers.kinds import PAUSES, EngineKind
 from trainsync.runtime.settings import misspelt
@@ -68,6 +69,7 @@ class AgentSettings:
         other_hosts: of the server's engine: URLs of their agents, in the order of their ranks.
         stages_only: whether this is the agent of another host of an engine.
         prepare_seconds: for a version to be prepared before the pause; 0: none is.
+        adapter: of the server, which versions are of; None: they are of the whole model.
     """
 
     server: str
@@ -93,6 +95,7 @@ class AgentSettings:
     other_hosts: tuple[str, ...] = ()
     stages_only: bool = False
     prepare_seconds: int = 0
+    adapter: Adapter | None = None
 
     @property
     def place(self) -> str:
@@ -205,6 +208,14 @@ def parser(
         "if-present",
         f"{', '.join(get_args(ProofPolicy))}: versions without a proof are taken, or refused",
     )
+    add(
+        "--adapter",
+        [],
+        None,
+        "of vLLM with --enable-lora: name of the LoRA adapter that follows the run, whose versions "
+        "were saved with lora='adapter'; the base model stays as it is",
+    )
+    add("--adapter-config", [], None, "the adapter's adapter_config.json, as PEFT saves it")
     add("--dtype", [env.AGENT_DTYPE], None, f"convert weights to {', '.join(DTYPES)}")
     add("--memory", [MEMORY_VARIABLE], SHARED_MEMORY, "shared memory that the server sees, too")
     add("--host", [env.AGENT_HOST], "127.0.0.1", "address of /readyz and /metrics")
@@ -281,6 +292,7 @@ def read_settings(
         other_hosts=_other_hosts(given),
         stages_only=bool(given.leader),
         prepare_seconds=_prepare_seconds(given),
+        adapter=checks.adapter(given.adapter, given.adapter_config, _beside_adapter(given)),
     )
 
 
@@ -328,6 +340,17 @@ def _prepare_seconds(given: argparse.Namespace) -> int:
             f"--prepare-seconds is {seconds}, expected --engine vllm: {given.engine} prepares none"
         )
     return seconds
+
+
+def _beside_adapter(given: argparse.Namespace) -> list[str]:
+    """Options that are given, and not supported beside --adapter."""
+    options = {
+        f"--engine {given.engine}": given.engine != "vllm",
+        "--leader": given.leader,
+        "--other-hosts": given.other_hosts,
+        "--prepare-seconds": int(given.prepare_seconds),
+    }
+    return [option for option, is_given in options.items() if is_given]
 
 
 def _place(

@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Final, Literal, cast, get_args
 
+from trainsync.engines.servers.adapter import Adapter
 from trainsync.engines.servers.base import PauseMode
 from trainsync.engines.servers.sglang import SGLangPauseMode, SGLangServer
 from trainsync.engines.servers.vllm import VLLMServer
+from trainsync.engines.servers.vllm_adapter import VLLMAdapterServer
 
 EngineKind = Literal["vllm", "sglang"]
 
@@ -23,6 +25,7 @@ def driver_of(
     *,
     timeout: float,
     pause: PauseMode = "keep",
+    adapter: Adapter | None = None,
 ) -> VLLMServer | SGLangServer:
     """A driver of one server.
 
@@ -30,10 +33,15 @@ def driver_of(
         memory: the memory file system in which versions are staged.
         timeout: see the drivers.
         pause: one of `PAUSES`.
+        adapter: of vLLM, which versions are of; None: they are of the whole model.
 
     Raises:
-        ValueError: the engine has no such pause.
+        ValueError: the engine has no such pause, or takes no adapter.
     """
+    if adapter is not None:
+        if engine != "vllm":
+            raise ValueError(f"{engine} takes no adapter")
+        return VLLMAdapterServer(url, adapter, memory, pause=pause, timeout=timeout)
     if engine == "vllm":
         return VLLMServer(url, pause=pause, timeout=timeout)
     mode = cast(SGLangPauseMode, pause)  # the driver checks it

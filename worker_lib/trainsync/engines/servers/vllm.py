@@ -121,6 +121,7 @@ class VLLMServer:
         for begin in range(0, len(prompts), _PROMPTS):
             asked = [list(prompt) for prompt in prompts[begin : begin + _PROMPTS]]
             body = {"prompt": asked, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
+            body |= self._asked()
             answer = self._calls.ask("POST", "/v1/completions", deadline, body)
             try:
                 found += prompt_logprobs(asked, answer)
@@ -184,16 +185,15 @@ class VLLMServer:
         """See `ServerDriver`."""
         deadline = self._deadline()
         started = time.monotonic()
-        body = staged.as_dict()
         try:
-            self._calls.ask("POST", "/init_weight_transfer_engine", deadline, {"init_info": body})
+            self._look(staged, deadline)
             was_paused = self.is_paused()
         except ServerError as error:
             raise UpdateRefusedError(f"version {version}: {error}") from error
         paused = time.monotonic()
         failpoint("server.pausing")
         try:
-            self._replace(str(version) if tag is None else tag, body, deadline)
+            self._replace(str(version) if tag is None else tag, staged, deadline)
         except ServerError as error:
             # A server that was paused before may hold anything: the update that paused it failed.
             if KEPT not in str(error) or was_paused:
@@ -205,30 +205,50 @@ class VLLMServer:
         self._resume(version, None)
         return Update(version, paused - started, time.monotonic() - paused)
 
-    def _replace(self, tag: str, body: Mapping[str, str], deadline: float) -> None:
+    def _asked(self) -> dict[str, Any]:
+        """The model that `logprobs` asks, as options of a request; without, the base model."""
+        return {}
+
+    def _look(self, staged: StagedReference, deadline: float) -> None:
+        """Let the server see that it can load a version, which it then is to. Raises `ServerError`:
+        its weights are as they were."""
+        body = {"init_info": staged.as_dict()}
+        self._calls.ask("POST", "/init_weight_transfer_engine", deadline, body)
+
+    def _replace(self, tag: str, staged: StagedReference, deadline: float) -> None:
         """From the call to pause to the last one before resume."""
         try:
             self._calls.ask("POST", f"/pause?mode={self._pause}", deadline)
         except ServerError as error:
             raise ServerError(f"{KEPT}: {error}") from error
         failpoint("server.paused")
-        try:
-            self._calls.ask("POST", "/start_weight_update", deadline)
-        except ServerError as error:
-            # Of a driver that died: the session has no state, so it is as good as a new one.
-            if _SESSION_OPEN not in str(error):
-                raise ServerError(f"{KEPT}: {error}") from error
-        self._calls.ask("POST", "/update_weights", deadline, {"update_info": body})
+        self._load(staged, deadline)
         failpoint("server.loaded")
         answer = self._calls.ask(
             "POST", "/reset_prefix_cache?reset_running_requests=true", deadline
         )
         if answer.get("success") is not True:
             raise ServerError(f"{self._calls.name} kept its prefix cache: {answer!r}")
-        self._calls.ask("POST", "/finish_weight_update", deadline, {"weight_version": tag})
+        self._name(tag, deadline)
         if (said := self.tag()) != tag:
             raise ServerError(f"{self._calls.name} says that it has version {said}, not {tag}")
         failpoint("server.named")
+
+    def _load(self, staged: StagedReference, deadline: float) -> None:
+        """Let the paused server load the version. Raises `ServerError`, with `KEPT` if its weights
+        are as they were."""
+        try:
+            self._calls.ask("POST", "/start_weight_update", deadline)
+        except ServerError as error:
+            # Of a driver that died: the session has no state, so it is as good as a new one.
+            if _SESSION_OPEN not in str(error):
+                raise ServerError(f"{KEPT}: {error}") from error
+        body = {"update_info": staged.as_dict()}
+        self._calls.ask("POST", "/update_weights", deadline, body)
+
+    def _name(self, tag: str, deadline: float) -> None:
+        """End the load, and give the weights their name."""
+        self._calls.ask("POST", "/finish_weight_update", deadline, {"weight_version": tag})
 
     def _resume(self, version: int, cause: ServerError | None) -> None:
         failpoint("server.resuming")

@@ -17,6 +17,7 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
 from trainsync.integrations.vllm.expert_weights import right_experts
+from trainsync.integrations.vllm.lora_names import without_wrappers
 from trainsync.integrations.vllm.shards import (
     Shard,
     count_rows,
@@ -94,8 +95,9 @@ class LayerCheck:
         fused = getattr(self._model, "packed_modules_mapping", {})
         right: dict[str, bool] = {}
         count = 0
-        for name, layer in (model or self._model).named_modules():
+        for path, layer in (model or self._model).named_modules():
             yield
+            name = without_wrappers(path)
             count += len(list(layer.parameters(recurse=False)))
             if isinstance(layer, RoutedExperts):
                 right |= right_experts(name, layer, tensors, _random(seed, name))

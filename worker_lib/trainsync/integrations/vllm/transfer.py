@@ -26,6 +26,7 @@ from trainsync.engines.servers.preparing import PreparationOutcome, told
 from trainsync.integrations.vllm import worker_calls
 from trainsync.integrations.vllm.errors import UnpreparableError
 from trainsync.integrations.vllm.layer_check import LayerCheck
+from trainsync.integrations.vllm.lora_names import without_wrappers
 from trainsync.integrations.vllm.preparing import PreparedVersion, PreparingThread
 from trainsync.integrations.vllm.reload import reloading
 from trainsync.integrations.vllm.replacement import Replacement, Retired
@@ -303,7 +304,8 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
 
     def _check_all_loaded(self, loaded: set[str] | None) -> None:
         """Raises `SchemaMismatchError`: some parameters were not loaded."""
-        wanted = {name for name, _ in self.model.named_parameters()}  # a tied one under one name
+        # A tied one has one name; below LoRA vLLM says the names of before it wrapped the layers.
+        wanted = {without_wrappers(name) for name, _ in self.model.named_parameters()}
         # As vLLM's own loader does: layers of quantised models have parameters of their own.
         if loaded is not None and self.model_config.quantization is None:
             missing = sorted(wanted - loaded)

@@ -1,14 +1,18 @@
-"""Methods of vLLM's workers by which a version is prepared while they serve.
+"""Methods of vLLM's workers by which a version is prepared, or an adapter read, while they serve.
 
 vLLM's weight transfer has no call for it: a call of an engine answers nothing, and holds up the
 worker until it returns. vLLM's ``collective_rpc`` calls these by their names, and passes answers
 on.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
+from vllm.lora.request import LoRARequest
 from vllm.v1.worker.worker_base import WorkerBase
 
+from trainsync.engines.errors import EngineUpdateError
+from trainsync.engines.servers.adapter import CHECK_ADAPTER, FORGET_ADAPTERS
 from trainsync.engines.servers.preparing import ABANDON, PREPARE, PREPARED
 
 
@@ -29,7 +33,31 @@ def _abandon(worker: Any) -> dict[str, Any]:
     return _prepared(worker)
 
 
+def _check_adapter(worker: Any, folder: str) -> bool:
+    """Load an adapter, and let go of it. An error while a request is served would end vLLM."""
+    manager = getattr(worker.model_runner, "lora_manager", None)
+    if manager is None:
+        raise EngineUpdateError("the server takes no adapters: start it with --enable-lora")
+    manager._load_adapter(LoRARequest("trainsync-check", 1, folder))
+    return True
+
+
+def _forget_adapters(worker: Any) -> bool:
+    """As vLLM does when base weights are replaced: the next step that needs one reads it anew."""
+    worker.model_runner.reset_lora_state()
+    return True
+
+
+_METHODS: Final[dict[str, Callable[..., Any]]] = {
+    PREPARE: _prepare,
+    PREPARED: _prepared,
+    ABANDON: _abandon,
+    CHECK_ADAPTER: _check_adapter,
+    FORGET_ADAPTERS: _forget_adapters,
+}
+
+
 def add() -> None:
     """Give them to every worker of this process."""
-    for name, method in ((PREPARE, _prepare), (PREPARED, _prepared), (ABANDON, _abandon)):
+    for name, method in _METHODS.items():
         setattr(WorkerBase, name, method)

@@ -1,0 +1,222 @@
+"""A server's adapter is of one version, or is known not to be served."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import load_file
+from trainsync.engines.servers.adapter import (
+    CHECK_ADAPTER,
+    FORGET_ADAPTERS,
+    Adapter,
+    AdapterConfigError,
+)
+from trainsync.engines.servers.errors import ServerPausedError, UpdateRefusedError
+from trainsync.engines.servers.vllm_adapter import VLLMAdapterServer
+from trainsync.weights.errors import SchemaMismatchError
+from trainsync.weights.staging.area import StagingArea
+
+Weights = dict[str, torch.Tensor]
+Answer = Callable[[dict[str, Any] | None], httpx.Response]
+
+_CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+_LAYER = "base_model.model.model.layers.0.q_proj"
+
+
+def _version(number: int) -> Weights:
+    return {
+        f"{_LAYER}.lora_A.default.weight": torch.full((2, 8), float(number)),
+        f"{_LAYER}.lora_B.default.weight": torch.full((8, 2), float(number)),
+    }
+
+
+class FakeServer(httpx.BaseTransport):
+    """The endpoints of ``vllm serve --enable-lora``, whose one worker reads adapters' files.
+
+    Attributes:
+        adapters: path by name.
+        serves: what the worker has read; empty: it reads the path at the next request.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.adapters: dict[str, str] = {}
+        self.serves: Weights = {}
+        self.version = "default"
+        self.paused = False
+        self.instead: dict[str, Answer] = {}
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content) if request.content else None
+        path = request.url.path
+        call = body["method"] if path == "/collective_rpc" else path
+        self.calls.append(f"{request.method} {call}" if request.method == "GET" else call)
+        if call in self.instead:
+            return self.instead[call](body)
+        return self._answer(request.method, call, body or {})
+
+    def _answer(self, method: str, call: str, body: dict[str, Any]) -> httpx.Response:
+        said: dict[str, Any] = {}
+        match call:
+            case "/v1/load_lora_adapter" if method == "GET":
+                return httpx.Response(405, text="")
+            case "/v1/load_lora_adapter":
+                assert not body.get("load_inplace"), "vLLM would read it in every step"
+                self.adapters[body["lora_name"]] = body["lora_path"]
+                self.read()
+                return httpx.Response(200, text="Success")
+            case "/v1/unload_lora_adapter":
+                del self.adapters[body["lora_name"]]
+                return httpx.Response(200, text="Success")
+            case "/v1/models":
+                said = {"data": [{"id": n, "root": path} for n, path in self.adapters.items()]}
+            case "trainsync_check_adapter":
+                assert load_file(Path(body["kwargs"]["folder"]) / "adapter_model.safetensors")
+                assert not self.paused
+                said = {"results": ["True"]}
+            case "trainsync_forget_adapters":
+                assert self.paused
+                self.serves = {}
+                said = {"results": ["True"]}
+            case "/pause" | "/resume":
+                self.paused = call == "/pause"
+            case "/is_paused":
+                said = {"is_paused": self.paused}
+            case "/reset_prefix_cache":
+                said = {"success": True}
+            case "/update_weight_version":
+                self.version = body["new_version"]
+            case "/weight_info":
+                said = {"weight_version": self.version}
+            case _:
+                raise AssertionError(call)
+        return httpx.Response(200, json=said)
+
+    def read(self) -> Weights:
+        """What a request for the adapter is answered with."""
+        if not self.serves:
+            folder = Path(self.adapters["mine"])
+            assert json.loads((folder / "adapter_config.json").read_text()) == _CONFIG
+            self.serves = load_file(folder / "adapter_model.safetensors")
+        return self.serves
+
+
+@pytest.fixture
+def server() -> FakeServer:
+    return FakeServer()
+
+
+@pytest.fixture
+def area(tmp_path: Path) -> Iterator[StagingArea]:
+    made = StagingArea(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def driver(server: FakeServer, tmp_path: Path) -> Iterator[VLLMAdapterServer]:
+    adapter = Adapter("mine", _CONFIG, 2)
+    with VLLMAdapterServer("http://server:8000", adapter, tmp_path, transport=server) as made:
+        yield made
+
+
+def _has(server: FakeServer, number: int) -> bool:
+    wanted = {name.replace(".default", ""): tensor for name, tensor in _version(number).items()}
+    has = server.read()
+    return has.keys() == wanted.keys() and all(torch.equal(has[n], t) for n, t in wanted.items())
+
+
+def test_each_version_is_read_from_one_path_after_the_last_is_forgotten(
+    server: FakeServer, driver: VLLMAdapterServer, area: StagingArea
+) -> None:
+    paths = set()
+    for version in (1, 2, 3):
+        driver.update(version, area.stage(version, _version(version)), f"{version}-tag")
+        assert _has(server, version)
+        assert driver.tag() == f"{version}-tag"
+        paths.add(server.adapters["mine"])
+    assert len(paths) == 1
+    assert server.calls.count("/v1/load_lora_adapter") == 1
+    home = Path(paths.pop()).parent
+    assert len(list(home.iterdir())) == 2, "the link, and the version that it names"
+    assert driver._asked() == {"model": "mine"}
+
+
+def test_an_adapter_that_the_server_was_started_with_is_read_from_our_path(
+    server: FakeServer, driver: VLLMAdapterServer, area: StagingArea
+) -> None:
+    server.adapters["mine"] = "/models/mine"
+    driver.update(1, area.stage(1, _version(1)))
+    assert server.adapters["mine"] != "/models/mine"
+    assert _has(server, 1)
+
+
+def test_a_version_that_no_worker_can_load_is_refused_before_the_pause(
+    server: FakeServer, driver: VLLMAdapterServer, area: StagingArea
+) -> None:
+    driver.update(1, area.stage(1, _version(1)), "first")
+    server.instead[CHECK_ADAPTER] = lambda _: httpx.Response(500, json={"error": "rank 99"})
+    calls = len(server.calls)
+    with pytest.raises(UpdateRefusedError, match="rank 99"):
+        driver.update(2, area.stage(2, _version(2)))
+    assert "/pause" not in server.calls[calls:]
+    assert driver.tag() == "first"
+    server.serves = {}
+    assert _has(server, 1), "what the path names is what the server has"
+
+
+def test_a_worker_that_does_not_forget_leaves_the_server_paused_until_the_next_update(
+    server: FakeServer, driver: VLLMAdapterServer, area: StagingArea
+) -> None:
+    driver.update(1, area.stage(1, _version(1)))
+    server.instead[FORGET_ADAPTERS] = lambda _: httpx.Response(200, json={"results": [None]})
+    with pytest.raises(ServerPausedError, match="did not do trainsync_forget_adapters"):
+        driver.update(2, area.stage(2, _version(2)))
+    assert server.paused
+    server.instead.clear()
+    del server.calls[:]
+    server.instead[CHECK_ADAPTER] = lambda _: httpx.Response(200, json={"results": ["True"]})
+    driver.update(3, area.stage(3, _version(3)))
+    assert not server.paused
+    assert _has(server, 3)
+
+
+def test_a_server_without_the_endpoint_is_refused(
+    server: FakeServer, driver: VLLMAdapterServer, area: StagingArea
+) -> None:
+    server.instead["/v1/load_lora_adapter"] = lambda _: httpx.Response(404, json={})
+    with pytest.raises(UpdateRefusedError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
+        driver.update(1, area.stage(1, _version(1)))
+    assert not server.paused
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        ({**_version(1), "model.norm.weight": torch.zeros(8)}, "1 of 3 tensors are none of a LoRA"),
+        ({}, "0 of 0 tensors"),
+        ({f"{_LAYER}.lora_A.default.weight": torch.zeros(3, 8)}, "expected a matrix of rank 2"),
+        ({f"{_LAYER}.lora_A.default.weight": torch.zeros(2)}, "expected a matrix of rank 2"),
+        (
+            {f"{_LAYER}.lora_A.{name}.weight": torch.zeros(2, 8) for name in ("one", "other")},
+            "has several adapters",
+        ),
+    ],
+)
+def test_tensors_that_are_none_of_the_adapter_are_refused(version: Weights, message: str) -> None:
+    with pytest.raises(SchemaMismatchError, match=message):
+        Adapter("mine", _CONFIG, 2).tensors(version)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"peft_type": "LORA"}', '{"peft_type": "IA3", "r": 2}', '{"r": 0}']
+)
+def test_a_file_that_is_no_configuration_of_lora_is_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "adapter_config.json"
+    file.write_text(text)
+    with pytest.raises(AdapterConfigError, match=r"adapter_config\.json (cannot be read|is no)"):
+        Adapter.read("mine", file)

@@ -1,0 +1,112 @@
+"""A LoRA adapter as a server reads it: PEFT's folder, written from a version's tensors."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import torch
+
+from trainsync.checkpoint.merge import safetensors
+from trainsync.weights.errors import SchemaMismatchError, SharedMemoryError
+
+CHECK_ADAPTER: Final = "trainsync_check_adapter"
+FORGET_ADAPTERS: Final = "trainsync_forget_adapters"
+"""Methods of vLLM's workers: one loads a folder without serving it, the other lets each adapter be
+read anew by the next step that needs it."""
+
+CONFIG: Final = "adapter_config.json"
+_WEIGHTS: Final = "adapter_model.safetensors"
+# PEFT's model names the adapter ("default"), its files do not.
+_FACTOR: Final = re.compile(r"(?P<layer>.+)\.lora_(?P<half>[AB])(\.[^.]+)?\.weight")
+_MOST_NAMES: Final = 3
+
+
+class AdapterConfigError(ValueError):
+    """A file is not PEFT's configuration of a LoRA adapter."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter of a server.
+
+    Attributes:
+        name: by which requests ask for it.
+        config: PEFT's, the same for every version.
+        rank: of all its layers; None: ``config`` has several.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    rank: int | None
+
+    @classmethod
+    def read(cls, name: str, file: Path) -> Self:
+        """The adapter whose configuration PEFT has saved in ``file``.
+
+        Raises:
+            AdapterConfigError: it cannot be read, or is not of LoRA.
+        """
+        try:
+            config = json.loads(file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise AdapterConfigError(f"{file} cannot be read: {error}") from error
+        rank = config.get("r") if isinstance(config, dict) else None
+        if not isinstance(rank, int) or rank < 1 or config.get("peft_type") != "LORA":
+            raise AdapterConfigError(
+                f"{file} is no {CONFIG} of LoRA, which has peft_type LORA and a rank r"
+            )
+        return cls(name, config, None if config.get("rank_pattern") else rank)
+
+    def tensors(self, version: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A version's tensors under the names of PEFT's file.
+
+        Raises:
+            SchemaMismatchError: some are not of an adapter of this rank.
+        """
+        others = [name for name in version if _FACTOR.fullmatch(name) is None]
+        if others or not version:
+            shown = ", ".join(others[:_MOST_NAMES])
+            raise SchemaMismatchError(
+                f"{len(others)} of {len(version)} tensors are none of a LoRA adapter ({shown}); "
+                "expected a version that was saved with lora='adapter'"
+            )
+        found: dict[str, torch.Tensor] = {}
+        for name, tensor in version.items():
+            factor = _FACTOR.fullmatch(name)
+            assert factor is not None, "others are refused above"
+            half = factor["half"]
+            rank = tensor.shape[0 if half == "A" else -1] if tensor.dim() == 2 else None
+            if rank is None or (self.rank is not None and rank != self.rank):
+                raise SchemaMismatchError(
+                    f"{name} is {list(tensor.shape)}, expected a matrix of rank {self.rank}, as "
+                    f"in the adapter's configuration"
+                )
+            found[f"{factor['layer']}.lora_{half}.weight"] = tensor
+        if len(found) != len(version):
+            raise SchemaMismatchError("the version has several adapters, expected one")
+        return found
+
+    def lay(self, folder: Path, version: Mapping[str, torch.Tensor]) -> None:
+        """Write a version into an empty folder.
+
+        Raises:
+            SchemaMismatchError: see `tensors`.
+            MergeError: a dtype that safetensors does not have.
+            SharedMemoryError: there is no room, or it cannot be written.
+        """
+        tensors = self.tensors(version)
+        entries = [
+            safetensors.TensorEntry(name, tensor.dtype, tuple(tensor.shape))
+            for name, tensor in tensors.items()
+        ]
+        (file,) = safetensors.partition(entries, 1 + sum(entry.bytes for entry in entries))
+        try:
+            (folder / CONFIG).write_text(json.dumps(dict(self.config)))
+            safetensors.write(
+                folder / _WEIGHTS, file, (tensors[entry.name] for entry in file), lambda _: None
+            )
+        except OSError as error:
+            raise SharedMemoryError(f"{folder} cannot be written: {error.strerror}") from error
