@@ -173,11 +173,10 @@ def outage(
     """The way to the API server is broken for a while, in which a lot happens."""
     begun = time.monotonic()
     begin()
-    before = step_of(ns)
     done = ns.apply(manifest(f"born-{number}"))
     assert done.returncode == 0, done.stderr
     suspend(ns, False)
-    wait_until("the run trains on", lambda: step_of(ns) >= before + 5)
+    trains_on(ns)
     trainers = f"{names.LABEL_RUN}={RUN},{names.LABEL_ROLE}=Trainer"
     ns("delete", "pod", "-l", trainers, "--grace-period=0", "--force")
     wait_until("the time is over", lambda: time.monotonic() >= begun + seconds, seconds + 10)
@@ -205,9 +204,15 @@ def goes_on(ns: Kubectl, proxy: FaultProxy, *, number: int) -> None:
     assert [kind for kind in left_over(ns, SLEEPER) if kind.startswith("raycluster")] == []
 
 
-def step_of(ns: Kubectl) -> int:
-    step: int = status(ns, RUN)["progress"]["step"]
-    return step
+def trains_on(ns: Kubectl) -> None:
+    """Wait for some steps. The first may be of the attempt before, whose steps were others."""
+    steps: set[int] = set()
+
+    def goes_on() -> bool:
+        steps.add(status(ns, RUN)["progress"]["step"])
+        return len(steps) > 3
+
+    wait_until("the run trains on", goes_on)
 
 
 def suspend(ns: Kubectl, suspended: bool) -> None:
