@@ -155,6 +155,18 @@ def test_an_adapter_that_the_server_was_started_with_is_read_from_our_path(
     assert _has(server, 1)
 
 
+def test_a_home_that_leads_elsewhere_is_refused_and_what_is_there_stays(
+    server: FakeServer, driver: VLLMAdapterServer, area: StagingArea, tmp_path: Path
+) -> None:
+    theirs = tmp_path / "theirs" / "folder"
+    theirs.mkdir(parents=True)
+    driver._home.symlink_to(theirs.parent)
+    with pytest.raises(UpdateRefusedError, match="belongs to another user"):
+        driver.update(1, area.stage(1, _version(1)))
+    assert theirs.is_dir()
+    assert not server.paused
+
+
 def test_a_version_that_no_worker_can_load_is_refused_before_the_pause(
     server: FakeServer, driver: VLLMAdapterServer, area: StagingArea
 ) -> None:

@@ -8,6 +8,7 @@ with, so that a request which runs would bring the version before back.
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -80,7 +81,7 @@ class VLLMAdapterServer(VLLMServer):
             opened = self._reader.open(staged)
             opened.check()
             self._home.mkdir(mode=0o700, exist_ok=True)
-            if self._home.is_symlink() or self._home.stat().st_uid != os.getuid():
+            if not self._is_ours():
                 raise ServerError(f"{self._home} belongs to another user")
             self._laid = Path(
                 tempfile.mkdtemp(prefix=f"{opened.index.weight_version}-", dir=self._home)
@@ -138,9 +139,19 @@ class VLLMAdapterServer(VLLMServer):
         if not isinstance(results, list) or not results or set(map(str, results)) != {"True"}:
             raise ServerError(f"{self._calls.name} did not do {method}: {results!r}")
 
+    def _is_ours(self) -> bool:
+        """Whether the home is a folder of this user, for others may write to the memory, too."""
+        try:
+            home = self._home.lstat()
+        except OSError:
+            return False
+        return stat.S_ISDIR(home.st_mode) and home.st_uid == os.getuid()
+
     def _sweep(self) -> None:
         """Remove the versions that no request can be served from."""
         self._laid = None
+        if not self._is_ours():
+            return
         try:
             current = (self._home / _LINK).readlink().name
         except OSError:
