@@ -69,11 +69,11 @@ class FakeServer(httpx.BaseTransport):
                 self.adapters[body["lora_name"]] = body["lora_path"]
                 self.read()
                 return httpx.Response(200, text="Success")
-            case "/v1/unload_lora_adapter":
-                del self.adapters[body["lora_name"]]
-                return httpx.Response(200, text="Success")
             case "/v1/models":
-                said = {"data": [{"id": n, "root": path} for n, path in self.adapters.items()]}
+                said = {"data": [{"id": "base", "root": "/models/base", "parent": None}]}
+                said["data"] += [
+                    {"id": n, "root": path, "parent": "base"} for n, path in self.adapters.items()
+                ]
             case "trainsync_check_adapter":
                 assert load_file(Path(body["kwargs"]["folder"]) / "adapter_model.safetensors")
                 assert not self.paused
@@ -146,13 +146,30 @@ def test_each_version_is_read_from_one_path_after_the_last_is_forgotten(
     assert driver._asked() == {"model": "mine"}
 
 
-def test_an_adapter_that_the_server_was_started_with_is_read_from_our_path(
+@pytest.mark.parametrize(
+    ("name", "message"), [("mine", "mine from /models/mine"), ("base", "is called base")]
+)
+def test_a_name_that_the_server_has_from_elsewhere_is_refused_before_the_pause(
+    server: FakeServer, area: StagingArea, tmp_path: Path, name: str, message: str
+) -> None:
+    server.adapters["mine"] = "/models/mine"  # running requests would go on to read it
+    adapter = Adapter(name, _CONFIG, 2)
+    with (
+        VLLMAdapterServer("http://server:8000", adapter, tmp_path, transport=server) as driver,
+        pytest.raises(UpdateRefusedError, match=message),
+    ):
+        driver.update(1, area.stage(1, _version(1)))
+    assert "/pause" not in server.calls
+    assert server.adapters == {"mine": "/models/mine"}
+
+
+def test_a_link_that_cannot_be_moved_leaves_the_server_serving(
     server: FakeServer, driver: VLLMAdapterServer, area: StagingArea
 ) -> None:
-    server.adapters["mine"] = "/models/mine"
-    driver.update(1, area.stage(1, _version(1)))
-    assert server.adapters["mine"] != "/models/mine"
-    assert _has(server, 1)
+    (driver._home / "current").mkdir(parents=True)
+    with pytest.raises(UpdateRefusedError, match="current cannot be moved"):
+        driver.update(1, area.stage(1, _version(1)))
+    assert not server.paused
 
 
 def test_a_home_that_leads_elsewhere_is_refused_and_what_is_there_stays(

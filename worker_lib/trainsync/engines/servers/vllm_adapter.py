@@ -10,7 +10,6 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -20,15 +19,13 @@ import httpx
 from trainsync.checkpoint.errors import MergeError
 from trainsync.engines.servers.adapter import CHECK_ADAPTER, FORGET_ADAPTERS, Adapter
 from trainsync.engines.servers.base import PauseMode, Update
-from trainsync.engines.servers.errors import ServerError
+from trainsync.engines.servers.errors import KEPT, ServerError
 from trainsync.engines.servers.vllm import VLLMServer
 from trainsync.weights.errors import WeightsError
 from trainsync.weights.staging.index import StagedReference
 from trainsync.weights.staging.reading import StagedReader
 
 _LOAD: Final = "/v1/load_lora_adapter"
-_UNLOAD: Final = "/v1/unload_lora_adapter"
-_LINK: Final = "current"
 
 
 class VLLMAdapterServer(VLLMServer):
@@ -58,6 +55,7 @@ class VLLMAdapterServer(VLLMServer):
         self._reader = StagedReader(memory)
         name = hashlib.sha256(f"{url} {adapter.name}".encode()).hexdigest()[:16]
         self._home = memory / f"trainsync-adapter-{name}"
+        self._link = self._home / "current"
         self._laid: Path | None = None
 
     def update(self, version: int, staged: StagedReference, tag: str | None = None) -> Update:
@@ -77,6 +75,7 @@ class VLLMAdapterServer(VLLMServer):
                 f"{self._calls.name} takes no adapters: start it with --enable-lora and "
                 "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
             )
+        self._has_adapter(deadline)
         try:
             opened = self._reader.open(staged)
             opened.check()
@@ -87,6 +86,7 @@ class VLLMAdapterServer(VLLMServer):
                 tempfile.mkdtemp(prefix=f"{opened.index.weight_version}-", dir=self._home)
             )
             self._adapter.lay(self._laid, opened.tensors)
+            _link_to(self._laid).symlink_to(self._laid.name)
         except ServerError:
             raise
         except (WeightsError, MergeError, OSError) as error:
@@ -96,39 +96,46 @@ class VLLMAdapterServer(VLLMServer):
     def _load(self, staged: StagedReference, deadline: float) -> None:
         del staged  # laid by now
         assert self._laid is not None, "the version was looked at"
-        link = self._home / _LINK
-        new = self._laid.with_name(f"{self._laid.name}.{_LINK}")
         try:
-            new.symlink_to(self._laid.name)
-            new.replace(link)
+            _link_to(self._laid).replace(self._link)
         except OSError as error:
-            raise ServerError(f"{link} cannot be moved: {error.strerror}") from error
+            raise ServerError(f"{KEPT}: {self._link} cannot be moved: {error.strerror}") from error
         self._workers_all(FORGET_ADAPTERS, deadline)
-        known = self._known(deadline)
-        if known == str(link):
+        if self._has_adapter(deadline):
             return
-        if known is not None:  # the server was started with it, from another folder
-            self._say(_UNLOAD, {"lora_name": self._adapter.name}, deadline)
-        body = {"lora_name": self._adapter.name, "lora_path": str(link)}
-        self._say(_LOAD, body, deadline)
+        body = {"lora_name": self._adapter.name, "lora_path": str(self._link)}
+        status, said = self._calls.raw("POST", _LOAD, deadline, body)  # no JSON
+        if not httpx.codes.is_success(status):
+            raise ServerError(f"{self._calls.name}{_LOAD} answered {status}: {said[:1000]!r}")
 
     def _name(self, tag: str, deadline: float) -> None:
         self._calls.ask("POST", "/update_weight_version", deadline, {"new_version": tag})
 
-    def _known(self, deadline: float) -> str | None:
-        """The path from which the server has the adapter; None: it has none of this name."""
+    def _has_adapter(self, deadline: float) -> bool:
+        """Whether the server has the adapter, from our path.
+
+        Raises:
+            ServerError: from another one. The name is not taken over: vLLM 0.32 would answer
+                requests that run, or wait, from there, and ends where one of them meets one of ours
+                in a step, because to vLLM both are the same adapter.
+        """
         answer = self._calls.ask("GET", "/v1/models", deadline)
         try:
-            found = [row["root"] for row in answer["data"] if row["id"] == self._adapter.name]
+            found = [row for row in answer["data"] if row["id"] == self._adapter.name]
+            root, parent = (found[0]["root"], found[0]["parent"]) if found else (None, None)
         except (KeyError, TypeError) as error:
             raise ServerError(f"{self._calls.name} does not say its models: {error!r}") from error
-        return str(found[0]) if found else None
-
-    def _say(self, path: str, body: Mapping[str, Any], deadline: float) -> None:
-        """A call whose answer is no JSON. Raises `ServerError`."""
-        status, said = self._calls.raw("POST", path, deadline, body)
-        if not httpx.codes.is_success(status):
-            raise ServerError(f"{self._calls.name}{path} answered {status}: {said[:1000]!r}")
+        if found and parent is None:
+            raise ServerError(
+                f"{KEPT}: the base model of {self._calls.name} is called {self._adapter.name}: "
+                "give the adapter another name"
+            )
+        if found and root != str(self._link):
+            raise ServerError(
+                f"{KEPT}: {self._calls.name} has {self._adapter.name} from {root}: start it "
+                "without this adapter"
+            )
+        return bool(found)
 
     def _workers_all(self, method: str, deadline: float, **arguments: str) -> None:
         """A call of all workers, each of which answers True. Raises `ServerError`."""
@@ -153,12 +160,17 @@ class VLLMAdapterServer(VLLMServer):
         if not self._is_ours():
             return
         try:
-            current = (self._home / _LINK).readlink().name
+            current = self._link.readlink().name
         except OSError:
             current = None
         for path in self._home.glob("*"):
-            if path.name not in (current, _LINK):
+            if path.name not in (current, self._link.name):
                 if path.is_symlink():
                     path.unlink(missing_ok=True)
                 else:
                     shutil.rmtree(path, ignore_errors=True)
+
+
+def _link_to(folder: Path) -> Path:
+    """The link that is to replace the one that the server reads."""
+    return folder.with_name(f"{folder.name}.link")
