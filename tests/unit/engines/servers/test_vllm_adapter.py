@@ -214,6 +214,23 @@ def test_a_worker_that_does_not_forget_leaves_the_server_paused_until_the_next_u
     assert _has(server, 3)
 
 
+def test_weights_are_of_a_version_only_with_our_adapter_and_its_configuration(
+    server: FakeServer, driver: VLLMAdapterServer, area: StagingArea, tmp_path: Path
+) -> None:
+    """Another process may have brought them, whose tag the server still says."""
+    assert driver.tag() == "default"
+    driver.update(1, area.stage(1, _version(1)))
+    assert driver.version() == 1
+    for adapter in (Adapter("mine", {**_CONFIG, "lora_alpha": 8}, 2), Adapter("other", _CONFIG, 2)):
+        with VLLMAdapterServer("http://server:8000", adapter, tmp_path, transport=server) as next_:
+            assert next_.version() is None
+            assert next_.tag() == f"1, without our adapter {adapter.name}"
+    server.adapters.clear()
+    assert driver.version() is None
+    driver.update(1, area.stage(1, _version(1)))
+    assert driver.version() == 1
+
+
 def test_a_server_without_the_endpoint_is_refused(
     server: FakeServer, driver: VLLMAdapterServer, area: StagingArea
 ) -> None:

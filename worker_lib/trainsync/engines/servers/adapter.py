@@ -60,6 +60,10 @@ class Adapter:
             )
         return cls(name, config, None if config.get("rank_pattern") else rank)
 
+    def file(self) -> str:
+        """The content of its configuration file."""
+        return json.dumps(dict(self.config))
+
     def tensors(self, version: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """A version's tensors under the names of PEFT's file.
 
@@ -104,7 +108,7 @@ class Adapter:
         ]
         (file,) = safetensors.partition(entries, 1 + sum(entry.bytes for entry in entries))
         try:
-            (folder / CONFIG).write_text(json.dumps(dict(self.config)))
+            (folder / CONFIG).write_text(self.file())
             safetensors.write(
                 folder / _WEIGHTS, file, (tensors[entry.name] for entry in file), lambda _: None
             )

@@ -17,9 +17,10 @@ from typing import Any, Final
 import httpx
 
 from trainsync.checkpoint.errors import MergeError
-from trainsync.engines.servers.adapter import CHECK_ADAPTER, FORGET_ADAPTERS, Adapter
+from trainsync.engines.servers.adapter import CHECK_ADAPTER, CONFIG, FORGET_ADAPTERS, Adapter
 from trainsync.engines.servers.base import PauseMode, Update
 from trainsync.engines.servers.errors import KEPT, ServerError
+from trainsync.engines.servers.tags import version_in
 from trainsync.engines.servers.vllm import VLLMServer
 from trainsync.weights.errors import WeightsError
 from trainsync.weights.staging.index import StagedReference
@@ -57,6 +58,22 @@ class VLLMAdapterServer(VLLMServer):
         self._home = memory / f"trainsync-adapter-{name}"
         self._link = self._home / "current"
         self._laid: Path | None = None
+
+    def tag(self) -> str:
+        """See `ServerDriver`; no tag of a version where the server lacks the adapter, or reads it
+        with another configuration: an agent before may have brought another one."""
+        said = super().tag()
+        if version_in(said) is None or self._serves():
+            return said
+        return f"{said}, without our adapter {self._adapter.name}"
+
+    def _serves(self) -> bool:
+        if self._found(self._deadline())[0] != str(self._link):
+            return False
+        try:
+            return (self._link / CONFIG).read_text() == self._adapter.file()
+        except OSError:
+            return False
 
     def update(self, version: int, staged: StagedReference, tag: str | None = None) -> Update:
         """See `ServerDriver`."""
@@ -119,23 +136,30 @@ class VLLMAdapterServer(VLLMServer):
                 requests that run, or wait, from there, and ends where one of them meets one of ours
                 in a step, because to vLLM both are the same adapter.
         """
-        answer = self._calls.ask("GET", "/v1/models", deadline)
-        try:
-            found = [row for row in answer["data"] if row["id"] == self._adapter.name]
-            root, parent = (found[0]["root"], found[0]["parent"]) if found else (None, None)
-        except (KeyError, TypeError) as error:
-            raise ServerError(f"{self._calls.name} does not say its models: {error!r}") from error
-        if found and parent is None:
+        root, is_base = self._found(deadline)
+        if is_base:
             raise ServerError(
                 f"{KEPT}: the base model of {self._calls.name} is called {self._adapter.name}: "
                 "give the adapter another name"
             )
-        if found and root != str(self._link):
+        if root not in (None, str(self._link)):
             raise ServerError(
                 f"{KEPT}: {self._calls.name} has {self._adapter.name} from {root}: start it "
                 "without this adapter"
             )
-        return bool(found)
+        return root is not None
+
+    def _found(self, deadline: float) -> tuple[str | None, bool]:
+        """The folder of the model that the server has under the adapter's name, None: of none;
+        and whether it is its base model."""
+        answer = self._calls.ask("GET", "/v1/models", deadline)
+        try:
+            for row in answer["data"]:
+                if row["id"] == self._adapter.name:
+                    return str(row["root"]), row["parent"] is None
+        except (KeyError, TypeError) as error:
+            raise ServerError(f"{self._calls.name} does not say its models: {error!r}") from error
+        return None, False
 
     def _workers_all(self, method: str, deadline: float, **arguments: str) -> None:
         """A call of all workers, each of which answers True. Raises `ServerError`."""
