@@ -25,6 +25,7 @@ Answer = Callable[[dict[str, Any] | None], httpx.Response]
 
 _CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
 _LAYER = "base_model.model.model.layers.0.q_proj"
+_OTHER = "base_model.model.model.layers.0.v_proj"
 
 
 def _version(number: int) -> Weights:
@@ -251,11 +252,31 @@ def test_a_server_without_the_endpoint_is_refused(
             {f"{_LAYER}.lora_A.{name}.weight": torch.zeros(2, 8) for name in ("one", "other")},
             "has several adapters",
         ),
+        (
+            {
+                **_version(1),
+                f"{_OTHER}.lora_A.other.weight": torch.zeros(2, 8),
+                f"{_OTHER}.lora_B.other.weight": torch.zeros(8, 2),
+            },
+            "has several adapters",
+        ),
+        (
+            {**_version(1), f"{_OTHER}.lora_A.default.weight": torch.zeros(2, 8)},
+            "v_proj has lora_A alone",
+        ),
     ],
 )
 def test_tensors_that_are_none_of_the_adapter_are_refused(version: Weights, message: str) -> None:
     with pytest.raises(SchemaMismatchError, match=message):
         Adapter("mine", _CONFIG, 2).tensors(version)
+
+
+def test_factors_of_two_ranks_are_refused_where_the_configuration_has_several() -> None:
+    version = {**_version(1), f"{_LAYER}.lora_B.default.weight": torch.zeros(8, 3)}
+    with pytest.raises(SchemaMismatchError, match=r"q_proj has factors of ranks \[2, 3\]"):
+        Adapter("mine", _CONFIG, None).tensors(version)
+    with pytest.raises(SchemaMismatchError, match=r"is \[2\], expected a matrix$"):
+        Adapter("mine", _CONFIG, None).tensors({f"{_LAYER}.lora_A.weight": torch.zeros(2)})
 
 
 @pytest.mark.parametrize(
