@@ -173,6 +173,17 @@ def test_a_link_that_cannot_be_moved_leaves_the_server_serving(
     assert not server.paused
 
 
+def test_a_driver_finds_the_folder_of_one_before_under_another_name_of_this_host(
+    server: FakeServer, tmp_path: Path
+) -> None:
+    adapter = Adapter("mine", _CONFIG, 2)
+    homes = []
+    for url in ("http://localhost", "http://127.0.0.1:80", "http://127.0.0.1:81"):
+        with VLLMAdapterServer(url, adapter, tmp_path, transport=server) as made:
+            homes.append(made._home)
+    assert homes[0] == homes[1] != homes[2]
+
+
 def test_a_home_that_leads_elsewhere_is_refused_and_what_is_there_stays(
     server: FakeServer, driver: VLLMAdapterServer, area: StagingArea, tmp_path: Path
 ) -> None:

@@ -5,7 +5,6 @@ reads an adapter that was loaded in place anew in every step, from the path that
 with, so that a request which runs would bring the version before back.
 """
 
-import hashlib
 import os
 import shutil
 import stat
@@ -20,6 +19,7 @@ from trainsync.checkpoint.errors import MergeError
 from trainsync.engines.servers.adapter import CHECK_ADAPTER, CONFIG, FORGET_ADAPTERS, Adapter
 from trainsync.engines.servers.base import PauseMode, Update
 from trainsync.engines.servers.errors import KEPT, ServerError
+from trainsync.engines.servers.place import place_of
 from trainsync.engines.servers.tags import version_in
 from trainsync.engines.servers.vllm import VLLMServer
 from trainsync.weights.errors import WeightsError
@@ -54,8 +54,7 @@ class VLLMAdapterServer(VLLMServer):
         )
         self._adapter = adapter
         self._reader = StagedReader(memory)
-        name = hashlib.sha256(f"{url} {adapter.name}".encode()).hexdigest()[:16]
-        self._home = memory / f"trainsync-adapter-{name}"
+        self._home = memory / f"trainsync-adapter-{place_of(url, adapter.name)}"
         self._link = self._home / "current"
         self._laid: Path | None = None
 
