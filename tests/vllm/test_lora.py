@@ -125,6 +125,8 @@ def test_an_adapter_follows_the_versions_of_a_run(
             (version_of(model, 5), "are none of a LoRA adapter"),
             (_of_another_rank(adapter), "expected a matrix of rank 4"),
             (_of_other_layers(adapter), "adapter_model|unexpected modules|modules"),
+            (_renamed(adapter, "model.layers.0.", "model.layers.99."), "none of the model"),
+            (_cut(adapter), "do not fit the model"),
         ):
             with pytest.raises(UpdateRefusedError, match=message):
                 driver.update(14, area.stage(14, change))
@@ -186,7 +188,17 @@ def _of_another_rank(adapter: Weights) -> Weights:
 
 
 def _of_other_layers(adapter: Weights) -> Weights:
-    return {name.replace("q_proj", "other_proj"): tensor for name, tensor in adapter.items()}
+    return _renamed(adapter, "q_proj", "other_proj")
+
+
+def _renamed(adapter: Weights, old: str, new: str) -> Weights:
+    return {name.replace(old, new): tensor for name, tensor in adapter.items()}
+
+
+def _cut(adapter: Weights) -> Weights:
+    """As of a model that is half as wide."""
+    half = {n: t[:, : t.shape[1] // 2].contiguous() for n, t in adapter.items() if "lora_A" in n}
+    return adapter | half
 
 
 def _log(server: Server) -> str:

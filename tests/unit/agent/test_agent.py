@@ -61,6 +61,21 @@ def test_a_new_agent_leaves_a_server_with_exactly_the_newest_bytes_alone(
     assert server.loads == 1
 
 
+def test_a_server_that_has_the_newest_tag_and_lacks_the_adapter_is_not_ready(
+    run: Run, server: FakeServer, start: Start, tmp_path: Path
+) -> None:
+    run.commit(1)
+    start().until_ready_with(1)
+    server.faults["/v1/models"] = lambda: (200, {"data": []})
+    server.faults["/v1/load_lora_adapter"] = fails("not found", 404)
+    file = tmp_path / "adapter_config.json"
+    file.write_text('{"peft_type": "LORA", "r": 2}')
+    agent = start("--adapter=mine", f"--adapter-config={file}")
+    eventually(lambda: "takes no adapters" in str(agent.status["lastFailure"]), 60)
+    assert "without our adapter mine" in agent.status["notReadyBecause"]
+    assert not agent.ready
+
+
 def test_a_step_that_was_trained_again_is_loaded_again(
     run: Run, server: FakeServer, start: Start
 ) -> None:

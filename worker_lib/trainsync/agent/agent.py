@@ -95,7 +95,7 @@ class Agent:
         self._metrics = AgentMetrics(lambda: self._shared.state, self._limits)
         self._feed = feed or _feed(settings)
         server = settings.engine, settings.server, settings.memory
-        self._looking = driver_of(*server, timeout=intervals.answer)
+        self._looking = driver_of(*server, timeout=intervals.answer, adapter=settings.adapter)
         self._health = driver_of(*server, timeout=_ALIVE_SECONDS)
         self._driving = driver_of(
             *server,

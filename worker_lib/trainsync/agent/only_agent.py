@@ -1,18 +1,16 @@
 """One agent for each server: a lock in the memory that the agent shares with the server."""
 
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
+from trainsync.engines.servers.place import place_of
 from trainsync.storage import locks
 from trainsync.storage.errors import LockTimeoutError
 
 _TRIES: Final = 100
-_LOCAL: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})  # noqa: S104 - of a URL
 
 
 class AnotherAgentError(Exception):
@@ -31,7 +29,7 @@ def only_agent(memory: Path, url: str, wait: float = 2.0) -> Iterator[None]:
         AnotherAgentError: another one is.
         OSError: the memory cannot be written to.
     """
-    path = memory / f"trainsync-agent-{_key(url)}.lock"
+    path = memory / f"trainsync-agent-{place_of(url)}.lock"
     with ExitStack() as stack:
         fd = _acquire(stack, path, url, wait)
         os.ftruncate(fd, 0)
@@ -53,14 +51,6 @@ def _acquire(stack: ExitStack, path: Path, url: str, wait: float) -> int:
                 stack.push(attempt.pop_all())
                 return fd
     raise AnotherAgentError(f"other agents of {url} come and go: {path} is removed again and again")
-
-
-def _key(url: str) -> str:
-    """The same for all names of this host."""
-    parts = urlsplit(url)
-    host = "localhost" if parts.hostname in _LOCAL else parts.hostname
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    return hashlib.sha256(f"{host}:{port}".encode()).hexdigest()[:16]
 
 
 def _is_there(path: Path, fd: int) -> bool:

@@ -25,6 +25,7 @@ Answer = Callable[[dict[str, Any] | None], httpx.Response]
 
 _CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
 _LAYER = "base_model.model.model.layers.0.q_proj"
+_OTHER = "base_model.model.model.layers.0.v_proj"
 
 
 def _version(number: int) -> Weights:
@@ -69,11 +70,11 @@ class FakeServer(httpx.BaseTransport):
                 self.adapters[body["lora_name"]] = body["lora_path"]
                 self.read()
                 return httpx.Response(200, text="Success")
-            case "/v1/unload_lora_adapter":
-                del self.adapters[body["lora_name"]]
-                return httpx.Response(200, text="Success")
             case "/v1/models":
-                said = {"data": [{"id": n, "root": path} for n, path in self.adapters.items()]}
+                said = {"data": [{"id": "base", "root": "/models/base", "parent": None}]}
+                said["data"] += [
+                    {"id": n, "root": path, "parent": "base"} for n, path in self.adapters.items()
+                ]
             case "trainsync_check_adapter":
                 assert load_file(Path(body["kwargs"]["folder"]) / "adapter_model.safetensors")
                 assert not self.paused
@@ -146,13 +147,53 @@ def test_each_version_is_read_from_one_path_after_the_last_is_forgotten(
     assert driver._asked() == {"model": "mine"}
 
 
-def test_an_adapter_that_the_server_was_started_with_is_read_from_our_path(
+@pytest.mark.parametrize(
+    ("name", "message"), [("mine", "mine from /models/mine"), ("base", "is called base")]
+)
+def test_a_name_that_the_server_has_from_elsewhere_is_refused_before_the_pause(
+    server: FakeServer, area: StagingArea, tmp_path: Path, name: str, message: str
+) -> None:
+    server.adapters["mine"] = "/models/mine"  # running requests would go on to read it
+    adapter = Adapter(name, _CONFIG, 2)
+    with (
+        VLLMAdapterServer("http://server:8000", adapter, tmp_path, transport=server) as driver,
+        pytest.raises(UpdateRefusedError, match=message),
+    ):
+        driver.update(1, area.stage(1, _version(1)))
+    assert "/pause" not in server.calls
+    assert server.adapters == {"mine": "/models/mine"}
+
+
+def test_a_link_that_cannot_be_moved_leaves_the_server_serving(
     server: FakeServer, driver: VLLMAdapterServer, area: StagingArea
 ) -> None:
-    server.adapters["mine"] = "/models/mine"
-    driver.update(1, area.stage(1, _version(1)))
-    assert server.adapters["mine"] != "/models/mine"
-    assert _has(server, 1)
+    (driver._home / "current").mkdir(parents=True)
+    with pytest.raises(UpdateRefusedError, match="current cannot be moved"):
+        driver.update(1, area.stage(1, _version(1)))
+    assert not server.paused
+
+
+def test_a_driver_finds_the_folder_of_one_before_under_another_name_of_this_host(
+    server: FakeServer, tmp_path: Path
+) -> None:
+    adapter = Adapter("mine", _CONFIG, 2)
+    homes = []
+    for url in ("http://localhost", "http://127.0.0.1:80", "http://127.0.0.1:81"):
+        with VLLMAdapterServer(url, adapter, tmp_path, transport=server) as made:
+            homes.append(made._home)
+    assert homes[0] == homes[1] != homes[2]
+
+
+def test_a_home_that_leads_elsewhere_is_refused_and_what_is_there_stays(
+    server: FakeServer, driver: VLLMAdapterServer, area: StagingArea, tmp_path: Path
+) -> None:
+    theirs = tmp_path / "theirs" / "folder"
+    theirs.mkdir(parents=True)
+    driver._home.symlink_to(theirs.parent)
+    with pytest.raises(UpdateRefusedError, match="belongs to another user"):
+        driver.update(1, area.stage(1, _version(1)))
+    assert theirs.is_dir()
+    assert not server.paused
 
 
 def test_a_version_that_no_worker_can_load_is_refused_before_the_pause(
@@ -185,6 +226,23 @@ def test_a_worker_that_does_not_forget_leaves_the_server_paused_until_the_next_u
     assert _has(server, 3)
 
 
+def test_weights_are_of_a_version_only_with_our_adapter_and_its_configuration(
+    server: FakeServer, driver: VLLMAdapterServer, area: StagingArea, tmp_path: Path
+) -> None:
+    """Another process may have brought them, whose tag the server still says."""
+    assert driver.tag() == "default"
+    driver.update(1, area.stage(1, _version(1)))
+    assert driver.version() == 1
+    for adapter in (Adapter("mine", {**_CONFIG, "lora_alpha": 8}, 2), Adapter("other", _CONFIG, 2)):
+        with VLLMAdapterServer("http://server:8000", adapter, tmp_path, transport=server) as next_:
+            assert next_.version() is None
+            assert next_.tag() == f"1, without our adapter {adapter.name}"
+    server.adapters.clear()
+    assert driver.version() is None
+    driver.update(1, area.stage(1, _version(1)))
+    assert driver.version() == 1
+
+
 def test_a_server_without_the_endpoint_is_refused(
     server: FakeServer, driver: VLLMAdapterServer, area: StagingArea
 ) -> None:
@@ -205,11 +263,31 @@ def test_a_server_without_the_endpoint_is_refused(
             {f"{_LAYER}.lora_A.{name}.weight": torch.zeros(2, 8) for name in ("one", "other")},
             "has several adapters",
         ),
+        (
+            {
+                **_version(1),
+                f"{_OTHER}.lora_A.other.weight": torch.zeros(2, 8),
+                f"{_OTHER}.lora_B.other.weight": torch.zeros(8, 2),
+            },
+            "has several adapters",
+        ),
+        (
+            {**_version(1), f"{_OTHER}.lora_A.default.weight": torch.zeros(2, 8)},
+            "v_proj has lora_A alone",
+        ),
     ],
 )
 def test_tensors_that_are_none_of_the_adapter_are_refused(version: Weights, message: str) -> None:
     with pytest.raises(SchemaMismatchError, match=message):
         Adapter("mine", _CONFIG, 2).tensors(version)
+
+
+def test_factors_of_two_ranks_are_refused_where_the_configuration_has_several() -> None:
+    version = {**_version(1), f"{_LAYER}.lora_B.default.weight": torch.zeros(8, 3)}
+    with pytest.raises(SchemaMismatchError, match=r"q_proj has factors of ranks \[2, 3\]"):
+        Adapter("mine", _CONFIG, None).tensors(version)
+    with pytest.raises(SchemaMismatchError, match=r"is \[2\], expected a matrix$"):
+        Adapter("mine", _CONFIG, None).tensors({f"{_LAYER}.lora_A.weight": torch.zeros(2)})
 
 
 @pytest.mark.parametrize(

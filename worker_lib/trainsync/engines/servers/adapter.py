@@ -20,7 +20,7 @@ read anew by the next step that needs it."""
 CONFIG: Final = "adapter_config.json"
 _WEIGHTS: Final = "adapter_model.safetensors"
 # PEFT's model names the adapter ("default"), its files do not.
-_FACTOR: Final = re.compile(r"(?P<layer>.+)\.lora_(?P<half>[AB])(\.[^.]+)?\.weight")
+_FACTOR: Final = re.compile(r"(?P<layer>.+)\.lora_(?P<half>[AB])(?P<adapter>\.[^.]+)?\.weight")
 _MOST_NAMES: Final = 3
 
 
@@ -60,11 +60,15 @@ class Adapter:
             )
         return cls(name, config, None if config.get("rank_pattern") else rank)
 
+    def file(self) -> str:
+        """The content of its configuration file."""
+        return json.dumps(dict(self.config))
+
     def tensors(self, version: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """A version's tensors under the names of PEFT's file.
 
         Raises:
-            SchemaMismatchError: some are not of an adapter of this rank.
+            SchemaMismatchError: they are not those of one adapter of this rank, whole.
         """
         others = [name for name in version if _FACTOR.fullmatch(name) is None]
         if others or not version:
@@ -74,19 +78,29 @@ class Adapter:
                 "expected a version that was saved with lora='adapter'"
             )
         found: dict[str, torch.Tensor] = {}
+        ranks: dict[str, dict[str, int]] = {}  # by layer and factor
+        adapters = set()
         for name, tensor in version.items():
             factor = _FACTOR.fullmatch(name)
             assert factor is not None, "others are refused above"
-            half = factor["half"]
+            layer, half = factor["layer"], factor["half"]
             rank = tensor.shape[0 if half == "A" else -1] if tensor.dim() == 2 else None
-            if rank is None or (self.rank is not None and rank != self.rank):
+            if rank is None or rank != (self.rank or rank):
+                wanted = "" if self.rank is None else f" of rank {self.rank}, as configured"
                 raise SchemaMismatchError(
-                    f"{name} is {list(tensor.shape)}, expected a matrix of rank {self.rank}, as "
-                    f"in the adapter's configuration"
+                    f"{name} is {list(tensor.shape)}, expected a matrix{wanted}"
                 )
-            found[f"{factor['layer']}.lora_{half}.weight"] = tensor
-        if len(found) != len(version):
+            found[f"{layer}.lora_{half}.weight"] = tensor
+            ranks.setdefault(layer, {})[half] = rank
+            adapters.add(factor["adapter"])
+        if len(adapters) > 1:
             raise SchemaMismatchError("the version has several adapters, expected one")
+        for layer, of_halves in ranks.items():
+            if len(of_halves) == 1:
+                raise SchemaMismatchError(f"{layer} has lora_{next(iter(of_halves))} alone")
+            if len(set(of_halves.values())) > 1:
+                both = sorted(of_halves.values())
+                raise SchemaMismatchError(f"{layer} has factors of ranks {both}")
         return found
 
     def lay(self, folder: Path, version: Mapping[str, torch.Tensor]) -> None:
@@ -104,7 +118,7 @@ class Adapter:
         ]
         (file,) = safetensors.partition(entries, 1 + sum(entry.bytes for entry in entries))
         try:
-            (folder / CONFIG).write_text(json.dumps(dict(self.config)))
+            (folder / CONFIG).write_text(self.file())
             safetensors.write(
                 folder / _WEIGHTS, file, (tensors[entry.name] for entry in file), lambda _: None
             )

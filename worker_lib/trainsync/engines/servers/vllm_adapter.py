@@ -5,11 +5,10 @@ reads an adapter that was loaded in place anew in every step, from the path that
 with, so that a request which runs would bring the version before back.
 """
 
-import hashlib
 import os
 import shutil
+import stat
 import tempfile
-from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -17,17 +16,17 @@ from typing import Any, Final
 import httpx
 
 from trainsync.checkpoint.errors import MergeError
-from trainsync.engines.servers.adapter import CHECK_ADAPTER, FORGET_ADAPTERS, Adapter
+from trainsync.engines.servers.adapter import CHECK_ADAPTER, CONFIG, FORGET_ADAPTERS, Adapter
 from trainsync.engines.servers.base import PauseMode, Update
-from trainsync.engines.servers.errors import ServerError
+from trainsync.engines.servers.errors import KEPT, ServerError
+from trainsync.engines.servers.place import place_of
+from trainsync.engines.servers.tags import version_in
 from trainsync.engines.servers.vllm import VLLMServer
 from trainsync.weights.errors import WeightsError
 from trainsync.weights.staging.index import StagedReference
 from trainsync.weights.staging.reading import StagedReader
 
 _LOAD: Final = "/v1/load_lora_adapter"
-_UNLOAD: Final = "/v1/unload_lora_adapter"
-_LINK: Final = "current"
 
 
 class VLLMAdapterServer(VLLMServer):
@@ -55,9 +54,25 @@ class VLLMAdapterServer(VLLMServer):
         )
         self._adapter = adapter
         self._reader = StagedReader(memory)
-        name = hashlib.sha256(f"{url} {adapter.name}".encode()).hexdigest()[:16]
-        self._home = memory / f"trainsync-adapter-{name}"
+        self._home = memory / f"trainsync-adapter-{place_of(url, adapter.name)}"
+        self._link = self._home / "current"
         self._laid: Path | None = None
+
+    def tag(self) -> str:
+        """See `ServerDriver`; no tag of a version where the server lacks the adapter, or reads it
+        with another configuration: an agent before may have brought another one."""
+        said = super().tag()
+        if version_in(said) is None or self._serves():
+            return said
+        return f"{said}, without our adapter {self._adapter.name}"
+
+    def _serves(self) -> bool:
+        if self._found(self._deadline())[0] != str(self._link):
+            return False
+        try:
+            return (self._link / CONFIG).read_text() == self._adapter.file()
+        except OSError:
+            return False
 
     def update(self, version: int, staged: StagedReference, tag: str | None = None) -> Update:
         """See `ServerDriver`."""
@@ -76,16 +91,18 @@ class VLLMAdapterServer(VLLMServer):
                 f"{self._calls.name} takes no adapters: start it with --enable-lora and "
                 "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
             )
+        self._has_adapter(deadline)
         try:
             opened = self._reader.open(staged)
             opened.check()
             self._home.mkdir(mode=0o700, exist_ok=True)
-            if self._home.is_symlink() or self._home.stat().st_uid != os.getuid():
+            if not self._is_ours():
                 raise ServerError(f"{self._home} belongs to another user")
             self._laid = Path(
                 tempfile.mkdtemp(prefix=f"{opened.index.weight_version}-", dir=self._home)
             )
             self._adapter.lay(self._laid, opened.tensors)
+            _link_to(self._laid).symlink_to(self._laid.name)
         except ServerError:
             raise
         except (WeightsError, MergeError, OSError) as error:
@@ -95,39 +112,53 @@ class VLLMAdapterServer(VLLMServer):
     def _load(self, staged: StagedReference, deadline: float) -> None:
         del staged  # laid by now
         assert self._laid is not None, "the version was looked at"
-        link = self._home / _LINK
-        new = self._laid.with_name(f"{self._laid.name}.{_LINK}")
         try:
-            new.symlink_to(self._laid.name)
-            new.replace(link)
+            _link_to(self._laid).replace(self._link)
         except OSError as error:
-            raise ServerError(f"{link} cannot be moved: {error.strerror}") from error
+            raise ServerError(f"{KEPT}: {self._link} cannot be moved: {error.strerror}") from error
         self._workers_all(FORGET_ADAPTERS, deadline)
-        known = self._known(deadline)
-        if known == str(link):
+        if self._has_adapter(deadline):
             return
-        if known is not None:  # the server was started with it, from another folder
-            self._say(_UNLOAD, {"lora_name": self._adapter.name}, deadline)
-        body = {"lora_name": self._adapter.name, "lora_path": str(link)}
-        self._say(_LOAD, body, deadline)
+        body = {"lora_name": self._adapter.name, "lora_path": str(self._link)}
+        status, said = self._calls.raw("POST", _LOAD, deadline, body)  # no JSON
+        if not httpx.codes.is_success(status):
+            raise ServerError(f"{self._calls.name}{_LOAD} answered {status}: {said[:1000]!r}")
 
     def _name(self, tag: str, deadline: float) -> None:
         self._calls.ask("POST", "/update_weight_version", deadline, {"new_version": tag})
 
-    def _known(self, deadline: float) -> str | None:
-        """The path from which the server has the adapter; None: it has none of this name."""
+    def _has_adapter(self, deadline: float) -> bool:
+        """Whether the server has the adapter, from our path.
+
+        Raises:
+            ServerError: from another one. The name is not taken over: vLLM 0.32 would answer
+                requests that run, or wait, from there, and ends where one of them meets one of ours
+                in a step, because to vLLM both are the same adapter.
+        """
+        root, is_base = self._found(deadline)
+        if is_base:
+            raise ServerError(
+                f"{KEPT}: the base model of {self._calls.name} is called {self._adapter.name}: "
+                "give the adapter another name"
+            )
+        if root not in (None, str(self._link)):
+            raise ServerError(
+                f"{KEPT}: {self._calls.name} has {self._adapter.name} from {root}: start it "
+                "without this adapter"
+            )
+        return root is not None
+
+    def _found(self, deadline: float) -> tuple[str | None, bool]:
+        """The folder of the model that the server has under the adapter's name, None: of none;
+        and whether it is its base model."""
         answer = self._calls.ask("GET", "/v1/models", deadline)
         try:
-            found = [row["root"] for row in answer["data"] if row["id"] == self._adapter.name]
+            for row in answer["data"]:
+                if row["id"] == self._adapter.name:
+                    return str(row["root"]), row["parent"] is None
         except (KeyError, TypeError) as error:
             raise ServerError(f"{self._calls.name} does not say its models: {error!r}") from error
-        return str(found[0]) if found else None
-
-    def _say(self, path: str, body: Mapping[str, Any], deadline: float) -> None:
-        """A call whose answer is no JSON. Raises `ServerError`."""
-        status, said = self._calls.raw("POST", path, deadline, body)
-        if not httpx.codes.is_success(status):
-            raise ServerError(f"{self._calls.name}{path} answered {status}: {said[:1000]!r}")
+        return None, False
 
     def _workers_all(self, method: str, deadline: float, **arguments: str) -> None:
         """A call of all workers, each of which answers True. Raises `ServerError`."""
@@ -138,16 +169,31 @@ class VLLMAdapterServer(VLLMServer):
         if not isinstance(results, list) or not results or set(map(str, results)) != {"True"}:
             raise ServerError(f"{self._calls.name} did not do {method}: {results!r}")
 
+    def _is_ours(self) -> bool:
+        """Whether the home is a folder of this user, for others may write to the memory, too."""
+        try:
+            home = self._home.lstat()
+        except OSError:
+            return False
+        return stat.S_ISDIR(home.st_mode) and home.st_uid == os.getuid()
+
     def _sweep(self) -> None:
         """Remove the versions that no request can be served from."""
         self._laid = None
+        if not self._is_ours():
+            return
         try:
-            current = (self._home / _LINK).readlink().name
+            current = self._link.readlink().name
         except OSError:
             current = None
         for path in self._home.glob("*"):
-            if path.name not in (current, _LINK):
+            if path.name not in (current, self._link.name):
                 if path.is_symlink():
                     path.unlink(missing_ok=True)
                 else:
                     shutil.rmtree(path, ignore_errors=True)
+
+
+def _link_to(folder: Path) -> Path:
+    """The link that is to replace the one that the server reads."""
+    return folder.with_name(f"{folder.name}.link")

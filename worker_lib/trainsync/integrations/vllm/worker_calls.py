@@ -14,6 +14,8 @@ from vllm.v1.worker.worker_base import WorkerBase
 from trainsync.engines.errors import EngineUpdateError
 from trainsync.engines.servers.adapter import CHECK_ADAPTER, FORGET_ADAPTERS
 from trainsync.engines.servers.preparing import ABANDON, PREPARE, PREPARED
+from trainsync.integrations.vllm.adapter_check import misfit
+from trainsync.weights.errors import SchemaMismatchError
 
 
 def _prepare(worker: Any, seconds: float) -> dict[str, Any]:
@@ -38,7 +40,12 @@ def _check_adapter(worker: Any, folder: str) -> bool:
     manager = getattr(worker.model_runner, "lora_manager", None)
     if manager is None:
         raise EngineUpdateError("the server takes no adapters: start it with --enable-lora")
-    manager._load_adapter(LoRARequest("trainsync-check", 1, folder))
+    adapter = manager._load_adapter(LoRARequest("trainsync-check", 1, folder))
+    layers = manager._adapter_manager
+    whole = worker.parallel_config.pipeline_parallel_size == 1
+    wrong = misfit(adapter.loras, layers.modules, layers.packed_modules, whole=whole)
+    if wrong is not None:
+        raise SchemaMismatchError(wrong)
     return True
 
 
