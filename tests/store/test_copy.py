@@ -174,10 +174,19 @@ def test_odd_characters_in_the_url_and_in_paths_are_taken_as_they_are(
         assert (place.files / prefix / "latest_checkpointed_iteration.txt").exists()
 
 
-def test_a_container_of_azure_holds_steps_too(
-    container: str, run: RunDirectory, tmp_path: Path
+@pytest.mark.parametrize(
+    ("fixture", "missing"),
+    [("container", "az://no-such-container/x"), ("gcs_bucket", "gs://no-such-bucket/x")],
+    ids=["azure", "gcs"],
+)
+def test_a_store_that_is_not_s3_holds_steps_too(
+    fixture: str,
+    missing: str,
+    run: RunDirectory,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
-    url = f"{container}/a b/ü"
+    url = f"{request.getfixturevalue(fixture)}/a b/ü"
     for step in (10, 20, 30):
         document("cp", run.root, url, "--step", step)
     assert document("cp", run.root, url)["saves"][0]["wasThere"] is True
@@ -185,7 +194,7 @@ def test_a_container_of_azure_holds_steps_too(
     assert [r["step"] for r in document("prune", url, "--keep", 1, "--yes")["removed"]] == [10]
     document("cp", url, tmp_path / "back")
     assert files_of(RunDirectory(tmp_path / "back"), 30) == files_of(run, 30)
-    result = call("ls", "az://no-such-container/x")
+    result = call("ls", missing)
     assert result.exit_code == 3
     assert "there is no such bucket" in result.stderr
 

@@ -75,6 +75,7 @@ def _measured(url: str, ranks: int, proxy: FaultProxy) -> Counter[str]:
                 each.save_async("model", state, step)
             for each in saving:
                 each.finish(step, timeout=120)
+            # What follows a commit, as retention does, is counted with its step.
             time.sleep(max(0.0, start + STEP_SECONDS - time.monotonic()))
             counts.append(Counter(_kind(*asked) for asked in proxy.asked[began:]))
     after = counts[WARM_UP:]

@@ -161,7 +161,7 @@ def stays_as_it_is(ns: Kubectl, pod: str, *, attempt: int) -> None:
         now = status(ns, "edited")
         seen = (now["phase"], now["attempt"], now["restarts"], now["infrastructureRestarts"])
         assert seen == ("Running", attempt, 0, 0), condition(ns, "edited", "Ready")
-        time.sleep(1)
+        time.sleep(1)  # between two looks: nothing is to happen for so long
 
 
 def hold(ns: Kubectl, pod: str, finalizers: list[str] | None) -> None:

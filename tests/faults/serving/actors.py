@@ -89,7 +89,7 @@ def following_run(
     os.dup2(fd, 2)
     faulthandler.register(signal.SIGUSR1)  # the log that it was told of before is closed by main
     agents.DirectoryFeed = partial(DirectoryFeed, poll_seconds=0.05)  # type: ignore[misc,assignment]
-    sharing.PIECE_BYTES = PIECE_BYTES  # type: ignore[misc]
+    sharing.PIECE_BYTES = PIECE_BYTES  # type: ignore[misc] # Final in life
     for module, name, seconds in (
         (state, "FIRST_WAIT_SECONDS", 0.2),
         (state, "LONGEST_WAIT_SECONDS", LONGEST_WAIT),

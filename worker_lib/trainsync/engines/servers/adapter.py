@@ -70,7 +70,8 @@ class Adapter:
         Raises:
             SchemaMismatchError: they are not those of one adapter of this rank, whole.
         """
-        others = [name for name in version if _FACTOR.fullmatch(name) is None]
+        factors = {name: _FACTOR.fullmatch(name) for name in version}
+        others = [name for name, factor in factors.items() if factor is None]
         if others or not version:
             shown = ", ".join(others[:_MOST_NAMES])
             raise SchemaMismatchError(
@@ -80,9 +81,9 @@ class Adapter:
         found: dict[str, torch.Tensor] = {}
         ranks: dict[str, dict[str, int]] = {}  # by layer and factor
         adapters = set()
-        for name, tensor in version.items():
-            factor = _FACTOR.fullmatch(name)
+        for name, factor in factors.items():
             assert factor is not None, "others are refused above"
+            tensor = version[name]
             layer, half = factor["layer"], factor["half"]
             rank = tensor.shape[0 if half == "A" else -1] if tensor.dim() == 2 else None
             if rank is None or rank != (self.rank or rank):

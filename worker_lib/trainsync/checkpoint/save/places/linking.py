@@ -6,7 +6,6 @@ retention, readers and people need to know nothing of it. Nothing writes into a 
 """
 
 import errno
-import io
 import logging
 import os
 import stat
@@ -17,9 +16,9 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.memory.kept import KeptFile
-from trainsync.checkpoint.save import ending
 from trainsync.checkpoint.save.files import writer
 from trainsync.checkpoint.save.files.stream import buffered
+from trainsync.checkpoint.save.places.comparing import Comparing
 from trainsync.failpoints import failpoint
 from trainsync.storage import atomic, digest
 from trainsync.storage.errors import StorageError
@@ -29,11 +28,10 @@ from trainsync.storage.saves.manifest import Committed, read_manifest
 from trainsync.storage.saves.receipts import FileEntry
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    pass
 
 _LOG = logging.getLogger(__name__)
 _KIND: Final = SaveKind.CHECKPOINT
-_BLOCK: Final = 4 << 20
 _LOOK: Final = 4 << 20
 """Bytes at its beginning in which a state is compared with the older file itself: most of those
 that change differ there, and need no digest."""
@@ -153,7 +151,7 @@ class Links:
         return stands
 
 
-class _Comparing(io.RawIOBase):
+class _Comparing(Comparing):
     """Compares what is written with an older file: with its first bytes, then by digest.
 
     Args:
@@ -161,33 +159,17 @@ class _Comparing(io.RawIOBase):
     """
 
     def __init__(self, fd: int, kept: KeptFile | None) -> None:
+        super().__init__(kept)
         self._fd = fd
-        self._kept = kept
         self._hasher = digest.new_hasher()
-        self._size = 0
-        self._differs = False
         self.error: OSError | None = None
         """The older file could not be read; torch would hide the error behind one of its own."""
 
-    def writable(self) -> bool:
+    def _is_same(self, block: memoryview) -> bool:
+        if self._size < _LOOK and not self._begins(block):
+            return False
+        self._hasher.update(block)
         return True
-
-    def write(self, data: "Buffer", /) -> int:
-        view = memoryview(data).cast("B")
-        for start in range(0, len(view), _BLOCK):
-            # Not an error at the first difference: torch would write on, and hide it.
-            if self._differs or ending.over.is_set():
-                self._differs = True
-                break
-            block = view[start : start + _BLOCK]
-            if self._size < _LOOK and not self._begins(block):
-                self._differs = True
-                break
-            self._hasher.update(block)
-            self._size += len(block)
-            if self._kept is not None:
-                self._kept.write(block)
-        return len(view)
 
     def _begins(self, block: memoryview) -> bool:
         try:

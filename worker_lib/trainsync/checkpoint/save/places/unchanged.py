@@ -6,26 +6,24 @@ by digest, until one differs. So a state that changes costs next to nothing, and
 some 0.1 s a GB, instead of its upload.
 """
 
-import io
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from trainsync.checkpoint.memory.kept import KeptFile
-from trainsync.checkpoint.save import ending
 from trainsync.checkpoint.save.files.stream import buffered
+from trainsync.checkpoint.save.places.comparing import Comparing
 from trainsync.storage.block_digests import BlockDigests, BlockHasher
 from trainsync.storage.saves.receipts import FileEntry, Participant
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    pass
 
 LEAST: Final = 1 << 20
 """Bytes of a state: a smaller one is written again, which costs less than to keep it."""
 _REMEMBERED: Final = 4
 """Saves of a participant that may have been committed since; the newest that was is what counts."""
-_BLOCK: Final = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -101,33 +99,17 @@ class KnownFiles:
         return None
 
 
-class _Comparing(io.RawIOBase):
-    """Compares what is written with the blocks of ``file``, up to the first that differs."""
+class _Comparing(Comparing):
+    """Compares what is written with the blocks of ``file``."""
 
     def __init__(self, file: KnownFile, kept: KeptFile | None) -> None:
+        super().__init__(kept)
         self._file = file
-        self._kept = kept
         self._hasher = BlockHasher(file.blocks.block)
-        self._size = 0
-        self._differs = False
 
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: "Buffer", /) -> int:
-        view = memoryview(data).cast("B")
-        self._size += len(view)
-        for start in range(0, len(view), _BLOCK):
-            # Not an error at the first difference: torch would write on, and hide it.
-            if self._differs or ending.over.is_set():
-                self._differs = True
-                break
-            block = view[start : start + _BLOCK]
-            self._hasher.update(block)
-            if self._kept is not None:
-                self._kept.write(block)
-            self._differs = self._hasher.differs(self._file.blocks)
-        return len(view)
+    def _is_same(self, block: memoryview) -> bool:
+        self._hasher.update(block)
+        return not self._hasher.differs(self._file.blocks)
 
     def same(self) -> bool:
         """Whether all that was written is the file."""
