@@ -24,6 +24,7 @@ from trainsync_operator.kube.kinds import CHILDREN, OPTIONAL, RUN, WATCHED
 from trainsync_operator.kube.store import Store
 from trainsync_operator.metrics import health
 from trainsync_operator.metrics.metrics import Metrics
+from trainsync_operator.reconcile import directories
 from trainsync_operator.reconcile.decide.preemption_cost import BoostScale
 from trainsync_operator.reconcile.reconcile import Reconciler
 from trainsync_operator.reconcile.run import Key
@@ -94,7 +95,7 @@ async def lead(
     await wait_for_kinds(api, options.namespaces[0] if options.namespaces else None)
     scopes: list[str | None] = [*options.namespaces] if options.namespaces else [None]
     kinds = WATCHED + (OPTIONAL if options.leader_worker_sets else ())
-    store = Store(trim, scopes, kinds)
+    store = Store(trim, scopes, kinds, directories.index)
     queue: WorkQueue[Key] = WorkQueue()
     reconciler = Reconciler(api, metrics, options.monitor, store=store, wake=queue.add)
     watches = Watches(source, store, queue.add, scopes)

@@ -8,7 +8,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from trainsync.api import names
 
@@ -21,6 +21,7 @@ _REMEMBERED: Final = 10_000
 
 Name = tuple[str, str]
 """Namespace and name."""
+_Key = TypeVar("_Key", str, Name)
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class _Kept:
     uid: str
     version: str
     run: str
+    keys: frozenset[str]
     # Without the version.
     text: str
 
@@ -36,6 +38,7 @@ class _Kept:
 class _Table:
     kept: dict[Name, _Kept] = field(default_factory=dict)
     runs: dict[Name, set[Name]] = field(default_factory=dict)
+    indexed: dict[str, set[Name]] = field(default_factory=dict)
     # Uids of objects that are gone, with the last version seen of each.
     gone: OrderedDict[str, str] = field(default_factory=OrderedDict)
 
@@ -68,6 +71,7 @@ class Store:
         trim: leaves of an object of a kind what is read of it; may change the object.
         scopes: what is watched of each kind: namespaces, or None for all of them.
         kinds: all that is watched.
+        index: keys to find an object by.
     """
 
     def __init__(
@@ -75,8 +79,10 @@ class Store:
         trim: Callable[[Kind, Object], Object] = lambda _, obj: obj,
         scopes: Iterable[str | None] = (None,),
         kinds: Iterable[Kind] = WATCHED,
+        index: Callable[[Kind, Object], Iterable[str]] = lambda _, obj: (),
     ) -> None:
         self._trim = trim
+        self._index = index
         self._tables: dict[Kind, _Table] = {kind: _Table() for kind in kinds}
         self._unseen = {(kind, scope) for kind in self._tables for scope in scopes}
 
@@ -123,11 +129,14 @@ class Store:
         if before is not None and before.uid != uid:
             self._forget(table, before.uid, version)
         run = place[1] if kind is RUN else objects.labels(obj).get(names.LABEL_RUN, "")
-        if before is not None and before.run != run:
-            self._unindex(table, place, before.run)
+        keys = frozenset(self._index(kind, obj))
+        if before is not None and (before.run, before.keys) != (run, keys):
+            self._unindex(table, place, before)
         text = json.dumps(_without_version(self._trim(kind, obj)), sort_keys=True)
-        table.kept[place] = _Kept(uid, version, run, text)
+        table.kept[place] = _Kept(uid, version, run, keys, text)
         table.runs.setdefault((place[0], run), set()).add(place)
+        for key in keys:
+            table.indexed.setdefault(key, set()).add(place)
         return before is None or (before.uid, before.text) != (uid, text)
 
     def remove(self, kind: Kind, obj: Object) -> bool:
@@ -172,21 +181,25 @@ class Store:
         table = self._tables[kind]
         return [_load(table.kept[place]) for place in sorted(table.runs.get((namespace, run), ()))]
 
+    def indexed(self, kind: Kind, key: str) -> list[Object]:
+        """Copies of all objects of a kind with a key of the index, by name."""
+        table = self._tables[kind]
+        return [_load(table.kept[place]) for place in sorted(table.indexed.get(key, ()))]
+
     def names(self, kind: Kind) -> list[Name]:
         """Namespace and name of all objects of a kind."""
         return list(self._tables[kind].kept)
 
     def _drop(self, table: _Table, place: Name, version: str) -> None:
         kept = table.kept.pop(place)
-        self._unindex(table, place, kept.run)
+        self._unindex(table, place, kept)
         self._forget(table, kept.uid, version)
 
     @staticmethod
-    def _unindex(table: _Table, place: Name, run: str) -> None:
-        of_run = table.runs[place[0], run]
-        of_run.discard(place)
-        if not of_run:
-            del table.runs[place[0], run]
+    def _unindex(table: _Table, place: Name, kept: _Kept) -> None:
+        _discard(table.runs, (place[0], kept.run), place)
+        for key in kept.keys:
+            _discard(table.indexed, key, place)
 
     @staticmethod
     def _forget(table: _Table, uid: str, version: str) -> None:
@@ -196,6 +209,12 @@ class Store:
         table.gone.move_to_end(uid)
         while len(table.gone) > _REMEMBERED:
             table.gone.popitem(last=False)
+
+
+def _discard(sets: dict[_Key, set[Name]], key: _Key, place: Name) -> None:
+    sets[key].discard(place)
+    if not sets[key]:
+        del sets[key]
 
 
 def _without_version(obj: Object) -> Object:

@@ -7,6 +7,8 @@ children are listed there, so that old news starts nothing twice. An answer that
 was seen before the question, as of a cache, decides nothing: it is asked for again.
 """
 
+from collections.abc import Iterable
+
 from trainsync.api import names
 
 from trainsync_operator.kube import objects
@@ -72,6 +74,11 @@ class Cached:
         """All objects of a kind with a run's label."""
         del ask
         return self._store.of_run(kind, namespace, run)
+
+    async def indexed(self, kind: Kind, namespace: str, keys: Iterable[str]) -> list[Object]:
+        """All objects of a kind with one of these keys of the store's index."""
+        del namespace
+        return [obj for key in keys for obj in self._store.indexed(kind, key)]
 
     async def apply(self, kind: Kind, obj: Object) -> Object:
         """Refused.
@@ -152,6 +159,13 @@ class Live:
         for obj in found:
             self._store.put(kind, obj)
         return found
+
+    async def indexed(self, kind: Kind, namespace: str, keys: Iterable[str]) -> list[Object]:
+        """All objects of a kind with one of these keys of the store's index; others may be with
+        them, and those of other namespaces lack, where the store is not synced."""
+        if self._store.synced:
+            return [obj for key in keys for obj in self._store.indexed(kind, key)]
+        return await self._api.list(kind, namespace)
 
     async def apply(self, kind: Kind, obj: Object) -> Object:
         """See `trainsync_operator.kube.client.Api`."""

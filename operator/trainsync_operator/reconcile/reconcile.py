@@ -14,6 +14,7 @@ from trainsync_operator.kube.client import Api, ApiRefusedError
 from trainsync_operator.kube.kinds import RUN
 from trainsync_operator.kube.logging import of_attempt
 from trainsync_operator.kube.store import Store
+from trainsync_operator.reconcile import directories
 from trainsync_operator.reconcile.apply.carry_out import Children
 from trainsync_operator.reconcile.apply.child import LeftoverError, NameTakenError
 from trainsync_operator.reconcile.apply.dry_run import REFUSED, DryRuns
@@ -68,7 +69,8 @@ class Reconciler:
 
     Args:
         store: what the watches have seen; nothing is read from it until it is synced.
-        wake: asks for a look at a run, whose turn to replace its monitor has come.
+        wake: asks for a look at a run, whose turn to replace its monitor has come, or whose
+            directory may be free.
     """
 
     api: Api
@@ -84,6 +86,8 @@ class Reconciler:
     dry_runs: DryRuns = field(init=False, default_factory=DryRuns)
     live: Live = field(init=False)
     confirmed: Confirmed = field(init=False)
+    # Runs that do not begin, because others have their places.
+    held: set[Key] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         """Events go through the same client."""
@@ -120,6 +124,7 @@ class Reconciler:
                 raise ReadLiveError(needs_listing=False)
             self.metrics.gone(key)
             self._forget(key)
+            self._place_freed()
             return None
         if objects.being_deleted(raw):
             self._forget(key)
@@ -136,8 +141,17 @@ class Reconciler:
             return None
         if run.ignored:
             await self.events.once(run, "FieldsIgnored", _ignored(run), now)
+        state = remembered(run.status)
+        if not state.begun:
+            there = await reads.indexed(RUN, run.namespace, directories.keys(raw))
+            taken = directories.taken(raw, there)
+            if taken is not None:
+                self.held.add(key)
+                await self.reports.hold(run, raw, taken, now)
+                return AGAIN_SECONDS
+        self.held.discard(key)
         observed = await observe(reads, run, self.monitor)
-        of_attempt(remembered(run.status).attempt)
+        of_attempt(state.attempt)
         decision, held = await self._decide(run, observed, now, reads)
         if decision.transition is not None:
             if not reads.lists_live and not _begins_anew(run, decision, observed):
@@ -147,6 +161,8 @@ class Reconciler:
             run = parse(await self.reports.decision(run, decision, observed, now))
             decision, held = await self._decide(run, observed, now, reads)
             of_attempt(decision.state.attempt)
+            if decision.state.outcome is not None:
+                self._place_freed()
             if decision.transition is not None:
                 return 0.0
         return await self._carry_out(run, decision, observed, now, reads, held)
@@ -165,7 +181,12 @@ class Reconciler:
             return decision, None
         return attempts.decide(run, state, observed, now, edits=False), held
 
+    def _place_freed(self) -> None:
+        for key in self.held:
+            self.wake(key)
+
     def _forget(self, key: Key) -> None:
+        self.held.discard(key)
         self.events.gone(key.namespace, key.name)
         self.servers.gone(key.namespace, key.name)
         self.dry_runs.gone(key.namespace, key.name)

@@ -162,13 +162,21 @@ class Reports:
         problem = Problem("InvalidSpec", message)
         await self._write_refused(raw, problem, now, ConditionStatus.FALSE)
 
+    async def hold(self, run: Run, raw: Object, problem: Problem, now: datetime) -> None:
+        """Say in the status, and once in an Event, why a run does not begin yet."""
+        if await self._write_refused(raw, problem, now, ConditionStatus.FALSE):
+            await self._events.problem(run, problem.reason, problem.message, now)
+
     async def _write_refused(
         self, raw: Object, problem: Problem, now: datetime, truth: ConditionStatus
-    ) -> None:
+    ) -> bool:
+        """Returns whether that is new."""
         before = objects.status(raw)
         mine = status.refused(before, objects.metadata(raw)["generation"], problem, now, truth)
-        if status.owned(before) != mine:
+        new: bool = status.owned(before) != mine
+        if new:
             await self._writer.write(raw, mine)
+        return new
 
     def due(self, key: Key) -> list[datetime]:
         """When to look at a run again, whose counts wait to be written."""

@@ -95,7 +95,7 @@ def suspend(ns: Kubectl, run: str, truth: bool) -> None:
     ns("patch", "trainingrun", run, "--type=merge", "-p", json.dumps({"spec": {"suspend": truth}}))
 
 
-def test_a_claim_that_was_expanded_stays_so_and_the_next_attempt_starts(
+def test_a_claim_that_was_expanded_stays_so_and_its_directory_is_one_runs_at_a_time(
     module_namespace: Kubectl, operator: OperatorProcess, growing: None
 ) -> None:
     ns = module_namespace
@@ -115,7 +115,17 @@ def test_a_claim_that_was_expanded_stays_so_and_the_next_attempt_starts(
     assert claim["metadata"]["resourceVersion"] == before, "the operator wrote to it"
     events = ns("get", "events", "--field-selector", "involvedObject.name=grown")
     assert "Refused" not in events
-    delete(ns, "grown")
+
+    beside = changed(manifest("beside"), "spec.checkpoint.path", "grown")
+    storage = {"persistentVolumeClaim": {"claimName": "grown-checkpoints"}}
+    assert ns.apply(changed(beside, "spec.checkpoint.storage", storage)).returncode == 0
+    wait_until("it is held", lambda: status(ns, "beside").get("problem") == "DirectoryTaken")
+    said = condition(ns, "beside", "Ready")["message"]
+    assert said.startswith("TrainingRun grown saves into the directory grown of the claim")
+    assert ns.list("raycluster", "trainsync.dev/run=beside") == []
+    ns("delete", "trainingrun", "grown")
+    wait_until("it begins", lambda: ns.get("raycluster", "beside-main-0"))
+    delete(ns, "beside")
 
 
 def test_a_claim_that_is_being_deleted_is_told_of_and_looked_at_ever_less_often(

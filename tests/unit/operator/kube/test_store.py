@@ -121,3 +121,23 @@ def test_it_is_synced_when_every_kind_was_listed_in_every_namespace() -> None:
     store.lost(RUN, "team")
     assert not store.synced
     assert store.unsynced() == ["trainingruns"]
+
+
+def test_objects_are_found_by_the_keys_that_they_have_now() -> None:
+    store = Store(index=lambda _, obj: obj["keys"])
+    store.put(POD, pod("5", keys=["a", "b"]))
+    store.put(
+        POD,
+        {
+            **pod("6", uid="c", keys=["b"]),
+            "metadata": {**pod("6")["metadata"], "uid": "c", "name": "d"},
+        },
+    )
+    assert [o["metadata"]["name"] for o in store.indexed(POD, "b")] == ["d", "pod"]
+    store.put(POD, pod("7", keys=["c"]))
+    assert [o["metadata"]["name"] for o in store.indexed(POD, "b")] == ["d"]
+    assert store.indexed(POD, "a") == []
+    (found,) = store.indexed(POD, "c")
+    assert found["metadata"]["resourceVersion"] == "7"
+    store.remove(POD, pod("9", keys=[]))
+    assert store.indexed(POD, "c") == []

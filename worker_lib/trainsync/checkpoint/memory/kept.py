@@ -216,8 +216,12 @@ class KeptShards:
         with self._lock:
             self._looked_for = step
             self._aborted.discard(step)  # it is saved again
-            if newest is not None:
-                self._newest = newest if self._newest is None else max(self._newest, newest)
+            is_news = newest is not None and (self._newest is None or newest > self._newest)
+            if is_news:
+                self._newest = newest
+        if newest is not None and is_news:
+            # Else a neighbour's copies stay until newer ones come, for which there may be no room.
+            self._tell(lambda follower: follower.ended(SaveKind.CHECKPOINT, newest, committed=True))
 
     def _open(self, path: Path, spare: KeptName | None) -> int:
         """Open a file to write, in the memory of the spare one where that is possible."""

@@ -32,6 +32,7 @@ class Process:
         shared = SharedVolume(run)
         place = MemoryPlace.of_run(memory, 64 << 20, "uid", run.root, copies=1)
         assert place.guests is not None
+        self.run, self.place = run, place
         self.guests = place.guests
         self.participant = Participant("model", rank)
         self.neighbour = Neighbour(place.guests, shared, 0, INCARNATION, rank)
@@ -81,6 +82,19 @@ def test_a_commit_drops_the_copies_of_what_is_older(pair: list[Process]) -> None
     assert second.held() == [5, 6]
     second.neighbour.ended(SaveKind.CHECKPOINT, 6, True)
     assert second.held() == [6]
+
+
+def test_a_commit_that_is_found_at_the_next_save_drops_older_copies_though_none_are_kept(
+    pair: list[Process],
+) -> None:
+    first, second = pair
+    first.keep(5)
+    assert first.neighbour.wait(30)
+    manifest = first.run.manifest(SaveKind.CHECKPOINT, 6)
+    manifest.parent.mkdir()
+    manifest.write_text("{}")
+    assert second.shards.begin(7, second.participant, second.place.budget + 1) is None
+    assert second.held() == []
 
 
 def test_a_partner_that_is_gone_is_counted_and_the_next_copy_tries_again(
