@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
 
 from trainsync_operator.kube.kinds import ROLE, ROLE_BINDING, RUN
 from trainsync_operator.rbac import (
@@ -23,6 +24,7 @@ _ACCOUNT: Final = re.compile(r"system:serviceaccount:([^:]+):(.+)")
 _BY: Final = re.compile(r'RBAC: allowed by (\w*RoleBinding) "[^"]+" of \w+ "([^"]+)"')
 # Accounts of tests/cluster/operator/operator_process.py and of the chart's releases.
 _OPERATORS: Final = ("operator-under-test", "trainsync")
+_BOUNDS: Final = {"limit", "labelSelector", "fieldSelector"}
 _BIND: Final = (ROLE.group, ROLE.plural, "bind")
 _FINALIZERS: Final = (RUN.group, f"{RUN.plural}/finalizers", "update")
 
@@ -54,6 +56,8 @@ class Request:
     allowed: bool
     # By a binding for the whole cluster.
     clusterwide: bool = False
+    # A list of all objects of a kind in one answer: neither in pages nor of some of them.
+    whole: bool = False
 
     def __str__(self) -> str:
         asked = ", ".join(f"{verb} {resource}.{group}" for group, resource, verb in self.used)
@@ -96,6 +100,8 @@ def _request(event: dict[str, Any]) -> Request | None:
         frozenset(_used(event, target)),
         allowed,
         bool(by and by[1] == "ClusterRoleBinding"),
+        event["verb"] == "list"
+        and not _BOUNDS & parse_qs(urlsplit(event["requestURI"]).query).keys(),
     )
 
 

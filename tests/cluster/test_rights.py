@@ -39,6 +39,11 @@ def test_nothing_is_asked_for_without_a_right(asked: list[Request]) -> None:
     assert unlawful == set()
 
 
+def test_no_kind_is_listed_whole_in_one_answer(asked: list[Request]) -> None:
+    """Of a large cluster such a list takes longer than a request may."""
+    assert {str(one) for one in asked if one.allowed and one.whole} == set()
+
+
 @pytest.mark.parametrize("part", [OPERATOR, MONITOR])
 def test_every_right_is_used(
     part: str, asked: list[Request], request: pytest.FixtureRequest

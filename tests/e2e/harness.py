@@ -85,12 +85,12 @@ class Run:
         folders = [line.split("/")[-2] for line in found.splitlines()]
         return sorted(int(folder.removeprefix("global_step_")) for folder in folders)
 
-    def committed_by(self) -> dict[int, int]:
-        """The attempt that saved each committed checkpoint on the volume."""
+    def committed_by(self, kind: str = "checkpoint") -> dict[int, int]:
+        """The attempt that made each committed save of a kind on the volume, by step."""
         directory = f"{names.CHECKPOINT_MOUNT}/{self.name}"
         said = self.in_monitor("trainsync", "checkpoints", "ls", "--json", directory)
         saves = json.loads(said)["saves"]
-        return {each["step"]: each["attempt"] for each in saves if each["kind"] == "checkpoint"}
+        return {each["step"]: each["attempt"] for each in saves if each["kind"] == kind}
 
     def verify(self) -> None:
         """Check that every committed checkpoint on the volume verifies."""

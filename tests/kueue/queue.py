@@ -23,8 +23,16 @@ DEFAULT: Final = "default"
 # Has room for two runs, and not for a workload of `preempt` beside.
 PAIR: Final = "two-runs"
 LOW, HIGH = "low", "high"
+# Places its pods in the blocks of a topology.
+PLACED: Final = "placed"
+BLOCK: Final = "cloud.example/block"
+HOST: Final = "kubernetes.io/hostname"
+# What a run's pods ask of the topology, by the name of Kueue's set of pods.
+ASKED: Final = {"head": {"preferred": BLOCK}, "trainer": {"required": HOST}}
+_POD_SET: Final = "kueue.x-k8s.io/podset"
+_ASKING: Final = "kueue.x-k8s.io/podset-{}-topology"
 # A run of the tests has two pods of 50m.
-_ROOMS: Final = {QUEUE: "150m", PAIR: "250m"}
+_ROOMS: Final = {QUEUE: "150m", PAIR: "250m", PLACED: "150m"}
 _KUEUE: Final = "kueue.x-k8s.io/v1beta2"
 _SECONDS: Final = 60
 
@@ -36,15 +44,20 @@ def prepare(platform: Platform) -> None:
     subprocess.run(command, cwd=REPOSITORY, timeout=1800, check=True)
     words = ("label", "--overwrite", "namespace", NAMESPACE, f"{MANAGED_LABEL}=true")
     platform.kubectl.run(*words)
+    platform.kubectl.run("label", "--overwrite", "nodes", "--all", f"{BLOCK}=first")
+    levels = [{"nodeLabel": BLOCK}, {"nodeLabel": HOST}]
+    placed = {"nodeLabels": {BLOCK: "first"}, "topologyName": PLACED}
     bodies: list[tuple[str, str, dict[str, Any]]] = [
+        ("Topology", PLACED, {"spec": {"levels": levels}}),
         ("ResourceFlavor", QUEUE, {"spec": {}}),
+        ("ResourceFlavor", PLACED, {"spec": placed}),
         ("WorkloadPriorityClass", LOW, {"value": 10}),
         ("WorkloadPriorityClass", HIGH, {"value": 100}),
     ]
     for queue, cpu in _ROOMS.items():
         room = {"cpu": cpu, "memory": "64Gi"}
         resources = [{"name": name, "nominalQuota": quota} for name, quota in room.items()]
-        flavor = {"name": QUEUE, "resources": resources}
+        flavor = {"name": PLACED if queue == PLACED else QUEUE, "resources": resources}
         spec = {
             "namespaceSelector": {},
             "resourceGroups": [{"coveredResources": list(room), "flavors": [flavor]}],
@@ -80,17 +93,25 @@ def start(
     *,
     queue: str = QUEUE,
     interval: int = 100_000,
+    asks: bool = False,
     **policy: Any,
 ) -> harness.Run:
     """A run of one trainer, which with the default interval saves only when it is asked to.
 
     Args:
         priority: in the queue; None for a run that names no queue.
+        asks: the pods ask for places in a topology, as `ASKED` has it.
     """
     command = f"python /opt/trainsync-e2e/workload.py --steps {steps} --trainers 1"
     run = harness.training_run(name, command, trainers=1, interval=interval)
     if priority is not None:
         run["metadata"]["labels"] = {QUEUE_LABEL: queue, PRIORITY_LABEL: priority}
+    if asks:
+        (cluster,) = run["spec"]["clusters"]
+        owners = {"head": cluster["head"]} | {each["name"]: each for each in cluster["groups"]}
+        for pods, asked in ASKED.items():
+            annotations = {_ASKING.format(how): level for how, level in asked.items()}
+            owners[pods]["template"]["metadata"] = {"annotations": annotations}
     run["spec"]["suspendPolicy"] = {"saveDeadlineSeconds": 60, **policy}
     platform.kubectl.apply(harness.workload_map(), platform.fit(run), namespace=NAMESPACE)
     return harness.Run(platform, name)
@@ -123,6 +144,41 @@ def are_held(run: harness.Run) -> bool:
     pods = run.kubectl.objects("pods", NAMESPACE, selector)
     lives = [pod["spec"]["containers"][0].get("lifecycle") or {} for pod in pods]
     return bool(lives) and all("preStop" in life for life in lives)
+
+
+def has_what_was_asked(workload: dict[str, Any]) -> bool:
+    """Whether a workload asks of the topology what its run does."""
+    asked = {
+        each["name"]: each.get("topologyRequest") or {} for each in workload["spec"]["podSets"]
+    }
+    assert asked.keys() == ASKED.keys()
+    return all(asked[pods].items() >= wanted.items() for pods, wanted in ASKED.items())
+
+
+def is_placed(platform: Platform, run: harness.Run) -> bool:
+    """Whether each of the run's Ray pods runs where Kueue's assignment has its set of pods."""
+    (workload,) = workloads(platform)
+    assignments = workload["status"]["admission"]["podSetAssignments"]
+    hosts = {each["name"]: _host(each["topologyAssignment"]) for each in assignments}
+    assert hosts.keys() == ASKED.keys()
+    selector = f"{names.LABEL_RUN}={run.name},{names.LABEL_COMPONENT}=ray"
+    pods = run.kubectl.objects("pods", NAMESPACE, selector)
+    told = {pod["metadata"]["labels"][_POD_SET]: pod for pod in pods}
+    assert told.keys() == hosts.keys(), told.keys()
+    for name, pod in told.items():
+        spec = pod["spec"]
+        where = (spec.get("nodeSelector") or {}).get(HOST), spec.get("nodeName")
+        assert where == (hosts[name], hosts[name]), (name, where, spec.get("schedulingGates"))
+    return True
+
+
+def _host(assignment: dict[str, Any]) -> str:
+    """The one host of an assignment, whose levels end with hosts."""
+    assert assignment["levels"][-1] == HOST, assignment
+    (piece,) = assignment["slices"]
+    assert (piece["domainCount"], piece["podCounts"]) == (1, {"universal": 1}), assignment
+    host: str = piece["valuesPerLevel"][-1]["universal"]
+    return host
 
 
 def workloads(platform: Platform) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from trainsync_operator.reconcile.run import QUEUE_LABEL
 from demo.platform import Platform
 from tests.e2e.harness import NAMESPACE, RELEASE, assert_one_training_at_a_time
 from tests.kueue import queue
-from tests.kueue.queue import DEFAULT, HIGH, LOW, PAIR, QUEUE, until
+from tests.kueue.queue import DEFAULT, HIGH, LOW, PAIR, PLACED, QUEUE, until
 
 PREEMPTIONS = int(os.environ.get("TRAINSYNC_PREEMPTIONS", "3"))
 
@@ -134,15 +134,17 @@ def test_a_run_without_a_queue_waits_in_the_default_one_and_trains_when_there_is
     queued.kubectl.run("-n", NAMESPACE, "delete", "localqueues.kueue.x-k8s.io", DEFAULT)
 
 
-def test_a_run_that_kueue_manages_without_a_queue_waits_until_it_names_one(
+def test_a_run_that_kueue_manages_without_a_queue_waits_until_it_names_one_that_places_its_pods(
     queued: Platform,
 ) -> None:
-    run = queue.start(queued, "unqueued", None, steps=6)
+    run = queue.start(queued, "unqueued", None, steps=6, asks=True)
     until(lambda: queue.waits(run), "it waits", 120)
     (workload,) = queue.workloads(queued)
     assert not workload["spec"].get("queueName")
-    queue.label(run, f"{QUEUE_LABEL}={QUEUE}")
+    assert queue.has_what_was_asked(workload), workload["spec"]["podSets"]
+    queue.label(run, f"{QUEUE_LABEL}={PLACED}")
     until(lambda: queue.are_held(run), "its pods come, and are held", 120)
+    until(lambda: queue.is_placed(queued, run), "they run where Kueue places them", 60)
     run.wait_complete(300)
     status = queue.raw(run)["status"]
     assert (status["attempt"], status["restarts"]) == (0, 0)

@@ -220,12 +220,15 @@ class OperatorProcess:
             self._process.send_signal(signal.SIGTERM)
         return self._process.wait(timeout=30)
 
+    def lines(self) -> list[dict[str, Any]]:
+        """The log's lines, in order."""
+        return [json.loads(line) for line in self.log_file.read_text().splitlines()]
+
     def complaints(self) -> list[str]:
         """Errors in the operator's own log lines."""
-        lines = [json.loads(line) for line in self.log_file.read_text().splitlines()]
         return [
             f"{line['message']} {line.get('exception', '')}"
-            for line in lines
+            for line in self.lines()
             if line["level"] == "error" and line["logger"].startswith("trainsync_operator")
         ]
 

@@ -16,6 +16,9 @@ pytestmark = [
 ]
 
 
+MADE = "made RayCluster anywhere-main-0"
+
+
 def test_an_operator_for_all_namespaces_makes_the_children_too(
     namespace: Kubectl, tmp_path: Path
 ) -> None:
@@ -41,6 +44,10 @@ def test_an_operator_for_all_namespaces_makes_the_children_too(
         delete(namespace, "anywhere")
         assert operator.stop() == 0
         assert operator.complaints() == []
+        told = [line for line in operator.lines() if "object" in line]
+        assert all("reconcile" in line for line in told), told
+        (made_ray,) = [line for line in told if line["message"] == MADE]
+        assert (made_ray["object"]["name"], made_ray["attempt"]) == ("anywhere", 0)
     finally:
         operator.stop()
         forget_everywhere(namespace)
