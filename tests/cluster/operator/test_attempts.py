@@ -4,6 +4,7 @@ ones: a pod that does not go, and the job of a deleted namesake."""
 import json
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from trainsync_operator.controller.priority_boosts import (
     LOOK_SECONDS,
 )
 from trainsync_operator.kube.kinds import WORKLOAD
-from trainsync_operator.reconcile.run import QUEUE_LABEL
+from trainsync_operator.kube.objects import parse_time
+from trainsync_operator.reconcile.decide.attempts import backoff
+from trainsync_operator.reconcile.run import QUEUE_LABEL, parse
 
 from demo.platform import Platform
 from tests.cluster.chart.helm import FIXTURES
@@ -203,7 +206,11 @@ def test_a_lost_trainer_pod_starts_the_next_attempt(ns: Kubectl, platform: Platf
     wait_phase(ns, "lost", "Restarting", 60)
     now = status(ns, "lost")
     assert (now["attempt"], now["restarts"]) == (1, 1)
-    assert "nextAttemptTime" in now
+    waits = parse_time(now["nextAttemptTime"]) - parse_time(now["lastFailure"]["time"])
+    run = ns.get("trainingrun", "lost")
+    assert run is not None
+    assert waits == backoff(parse(run), 0), "with the jitter of this run and restart"
+    assert timedelta(seconds=4) <= waits <= timedelta(seconds=5)
     wait_phase(ns, "lost", "Running", START_SECONDS)
     now = status(ns, "lost")
     assert (now["attempt"], now["clusters"][0]["attempt"]) == (1, 0), "the same RayCluster"

@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes.aio import client as kubernetes_client
+from kubernetes.aio import config
 from trainsync.api import names
+from trainsync.kube.client import KubeError
+from trainsync.monitor.kube.client import ClusterApi
 
 from tests.cluster.conftest import Kubectl, left_over, wait_until
 from tests.cluster.manifests import changed, minimal
@@ -378,12 +382,31 @@ def test_foreground_deletion_leaves_nothing(ns: Kubectl) -> None:
     wait_until("the run is gone", lambda: ns.get("trainingrun", "orderly") is None)
 
 
-def test_a_run_with_the_name_of_a_deleted_one_gets_children_of_its_own(ns: Kubectl) -> None:
+async def connect(kubeconfig: str) -> kubernetes_client.ApiClient:
+    settings = kubernetes_client.Configuration()
+    await config.load_kube_config(kubeconfig, client_configuration=settings)
+    return kubernetes_client.ApiClient(settings)
+
+
+def progress(step: int) -> dict[str, Any]:
+    return {"progress": {"step": step, "lastReportTime": "2026-11-29T00:00:00Z"}}
+
+
+async def test_a_namesake_of_a_deleted_run_has_children_of_its_own_and_no_status_of_its_monitor(
+    ns: Kubectl,
+) -> None:
     old = create(ns, "again")
-    ns("delete", "trainingrun", "again", "--wait=false")
-    wait_until("the old run is gone", lambda: ns.get("trainingrun", "again") is None)
-    done = ns.apply(manifest("again"))
-    assert done.returncode == 0, done.stderr
+    assert ns.namespace is not None
+    async with await connect(ns.kubeconfig) as client:
+        monitor = ClusterApi(client, namespace=ns.namespace, run="again")
+        await monitor.apply_status(old["metadata"]["uid"], progress(1))
+        ns("delete", "trainingrun", "again", "--wait=false")
+        wait_until("the old run is gone", lambda: ns.get("trainingrun", "again") is None)
+        done = ns.apply(manifest("again"))
+        assert done.returncode == 0, done.stderr
+        with pytest.raises(KubeError, match="and not " + old["metadata"]["uid"]) as late:
+            await monitor.apply_status(old["metadata"]["uid"], progress(2))
+        assert late.value.status == 409
 
     def all_new() -> bool:
         new = ns.get("trainingrun", "again")
@@ -397,6 +420,9 @@ def test_a_run_with_the_name_of_a_deleted_one_gets_children_of_its_own(ns: Kubec
         )
 
     wait_until("all children belong to the new run", all_new, 90)
+    new = ns.get("trainingrun", "again")
+    assert new is not None
+    assert "progress" not in new["status"]
     delete(ns, "again")
 
 
@@ -446,6 +472,13 @@ def test_a_template_that_the_api_server_refuses_is_reported_in_the_status(ns: Ku
         return refused["count"] == 2 and "rubbish" in refused["message"]
 
     wait_until("the same Event tells of the next field, and counts", counted)
+    refused = ns.get("trainingrun", "bad")
+    assert ns.apply(manifest("bad")).returncode == 0
+    wait_until("the mended run has all children", lambda: not missing(ns, "bad"))
+    begun = ns.get("trainingrun", "bad")
+    assert refused is not None
+    assert begun is not None
+    assert begun["status"]["startTime"] == refused["status"]["startTime"], "a refusal restarts it"
     delete(ns, "bad")
 
 

@@ -103,23 +103,25 @@ def test_after_429_nothing_is_asked_for_until_retry_after_is_over(
     assert min(later) < RETRY_AFTER + 2, later
 
 
-@pytest.mark.parametrize("event", [False, True], ids=["status", "event"])
-def test_a_watch_that_is_told_410_reads_the_list_again_and_misses_no_deletion(
-    event: bool, ns: Kubectl, proxy: FaultProxy
+@pytest.mark.parametrize(
+    ("code", "event"), [(410, False), (410, True), (500, True)], ids=["410", "event", "event 500"]
+)
+def test_a_watch_that_is_told_of_an_error_goes_on_and_misses_no_deletion(
+    code: int, event: bool, ns: Kubectl, proxy: FaultProxy
 ) -> None:
     begun = time.monotonic()
     proxy.refuse()
     ns("delete", "service", SERVICE)
-    proxy.answer(410, "services", 1, watches=True, event=event)
+    proxy.answer(code, "services", 1, watches=True, event=event)
     proxy.heal_connections()
     wait_until("the child is made again", lambda: ns.get("service", SERVICE))
-    (gone,) = answered(proxy, 410, begun)
+    (gone,) = answered(proxy, code, begun)
     lists = [
         one
         for one in asked(proxy, gone.at)
         if (one.method, one.target) == ("GET", ("services", None))
     ]
-    assert lists, "no list of services after the 410"
+    assert lists or code != 410, "no list of services after the 410"
     watches = [o for o in proxy.asked(gone.at) if o.watches and o.target[0] == "services"]
     assert len(watches) <= 3, "the watch begins once more, not in a loop"
 
