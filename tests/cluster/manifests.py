@@ -174,6 +174,27 @@ def served(name: str = "run") -> Object:
     return run
 
 
+def adapted(name: str = "run") -> Object:
+    """A manifest with servers of a LoRA adapter, whose configuration is as PEFT writes it."""
+    run = served(name)
+    config = {
+        "peft_type": "LORA",
+        "r": 16,
+        "lora_alpha": 32,
+        "lora_dropout": 0.05,
+        "target_modules": ["q_proj", "v_proj"],
+        "rank_pattern": {},
+        "base_model_name_or_path": "models/base",
+    }
+    rollout, judge = run["spec"]["servers"]
+    rollout["adapter"] = {"name": "team/rollout-1.0", "config": config}
+    rollout["sync"]["prepareSeconds"] = 0
+    # A regular expression in place of a list, and a scale that is no whole number.
+    other = {**config, "target_modules": ".*_proj$", "lora_alpha": 0.5}
+    judge["adapter"] = {"name": "a", "config": other}
+    return run
+
+
 def stored(name: str = "run") -> Object:
     """A manifest whose weights and checkpoints go through a bucket, with every field of that."""
     run = minimal(name)

@@ -6,6 +6,7 @@ import pytest
 
 from tests.cluster.conftest import Kubectl
 from tests.cluster.manifests import (
+    adapted,
     autoscaled,
     changed,
     full,
@@ -33,6 +34,15 @@ CLAIM = "spec.checkpoint.storage.volumeClaimTemplate"
 STORAGE = "spec.checkpoint.storage"
 IN_BUCKET = {"objectStore": {"url": "s3://bucket/run"}}
 KEYS = {"secretRef": {"name": "bucket-keys"}}
+
+ADAPTER = adapted()["spec"]["servers"][0]["adapter"]
+WITHOUT_LAYERS = {k: v for k, v in ADAPTER["config"].items() if k != "target_modules"}
+
+
+def _adapted(**changes: Any) -> list[Any]:
+    """One entry of servers with an adapter."""
+    return [{**adapted()["spec"]["servers"][0], **changes}]
+
 
 # changed field of the minimal manifest, new value, field in the message, remedy in the message
 WRONG: dict[str, tuple[str, Any, str, str]] = {
@@ -218,6 +228,40 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "SGLang servers that prepare": (
         "spec.servers", [{**SERVERS[0], "engine": "SGLang", "sync": {"prepareSeconds": 1}}],
         "spec.servers[].sync.prepareSeconds is for engine VLLM alone", "set it to 0"),
+    "adapter of SGLang servers": (
+        "spec.servers", _adapted(engine="SGLang"),
+        "spec.servers[].adapter is for engine VLLM alone", "remove it"),
+    "adapter of servers of several nodes": (
+        "spec.servers", _adapted(nodes=2),
+        "spec.servers[].adapter is for servers of one node", "set nodes to 1"),
+    "adapter of servers that prepare": (
+        "spec.servers", _adapted(sync={"prepareSeconds": 1}),
+        "spec.servers[].sync.prepareSeconds is for whole models", "set it to 0"),
+    "adapter of one entry of two": (
+        "spec.servers", [*_adapted(), SERVERS[1]],
+        "spec.servers[].adapter must be set on all entries or on none", "or remove it"),
+    "adapter without a name": (
+        "spec.servers", _adapted(adapter={"config": ADAPTER["config"]}),
+        "spec.servers[0].adapter.name", "Required value"),
+    "adapter of an empty name": (
+        "spec.servers", _adapted(adapter={**ADAPTER, "name": ""}),
+        "spec.servers[].adapter.name", "such as rollout"),
+    "adapter whose name has a space": (
+        "spec.servers", _adapted(adapter={**ADAPTER, "name": "my adapter"}),
+        "spec.servers[].adapter.name", "such as rollout"),
+    "adapter without a configuration": (
+        "spec.servers", _adapted(adapter={"name": "a"}),
+        "spec.servers[0].adapter.config", "Required value"),
+    "adapter of another kind than LoRA": (
+        "spec.servers",
+        _adapted(adapter={**ADAPTER, "config": {**ADAPTER["config"], "peft_type": "IA3"}}),
+        "spec.servers[0].adapter.config.peft_type", 'supported values: "LORA"'),
+    "adapter of rank 0": (
+        "spec.servers", _adapted(adapter={**ADAPTER, "config": {**ADAPTER["config"], "r": 0}}),
+        "spec.servers[0].adapter.config.r", "greater than or equal to 1"),
+    "adapter that does not say of which layers": (
+        "spec.servers", _adapted(adapter={**ADAPTER, "config": WITHOUT_LAYERS}),
+        "spec.servers[0].adapter.config.target_modules", "Required value"),
     "SGLang servers of several nodes": (
         "spec.servers", [{**SERVERS[0], "engine": "SGLang", "nodes": 2}],
         "spec.servers[].nodes above 1 is for engine VLLM alone", "set it to 1"),
@@ -521,6 +565,16 @@ def test_servers_are_kept_as_they_were_written_and_get_their_defaults(namespace:
         }.items()
     )
     assert not {"replicas", "maxStaleness"} & judge.keys()
+
+
+def test_adapters_of_servers_are_kept_as_peft_writes_them(namespace: Kubectl) -> None:
+    written = adapted()
+    done = namespace.apply(written)
+    assert done.returncode == 0, done.stderr
+    run = namespace.get("trainingrun", "run")
+    assert run is not None
+    for kept, asked in zip(run["spec"]["servers"], written["spec"]["servers"], strict=True):
+        assert kept["adapter"] == asked["adapter"]
 
 
 def test_a_store_of_weights_is_kept_as_it_was_written(namespace: Kubectl) -> None:

@@ -19,7 +19,15 @@ from trainsync.weights.staging.area import StagingArea
 from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
 
 from tests.unit.agent.runs import Run
-from tests.vllm.adapters import adapter_of, config_file, in_peft_model, merged, save_adapter
+from tests.vllm.adapters import (
+    adapter_of,
+    config_file,
+    cut,
+    distance,
+    in_peft_model,
+    merged,
+    save_adapter,
+)
 from tests.vllm.agent_process import AgentProcess, ending_in_order
 from tests.vllm.conftest import APART, TOLERANCE
 from tests.vllm.server import (
@@ -62,16 +70,7 @@ def area() -> Iterator[StagingArea]:
 
 @pytest.fixture
 def off(lora_server: Server, model: Path, tmp_path: Path) -> Off:
-    """How far the answer to a request for a model's name is from weights, at the most, in nats."""
-
-    def ask(name: str, weights: Weights) -> float:
-        choice = lora_server.complete(PROMPT, 12, model=name)
-        said = choice["logprobs"]["token_logprobs"]
-        scratch = tmp_path / f"reference-{len(list(tmp_path.iterdir()))}"
-        wanted = Reference(model, weights, scratch).logprobs(choice["token_ids"])
-        return max(abs(a - b) for a, b in zip(said, wanted, strict=True))
-
-    return ask
+    return lambda name, weights: distance(lora_server, model, name, weights, tmp_path)
 
 
 def test_the_base_of_a_server_with_adapters_follows_and_adapters_stay(
@@ -126,7 +125,7 @@ def test_an_adapter_follows_the_versions_of_a_run(
             (_of_another_rank(adapter), "expected a matrix of rank 4"),
             (_of_other_layers(adapter), "adapter_model|unexpected modules|modules"),
             (_renamed(adapter, "model.layers.0.", "model.layers.99."), "none of the model"),
-            (_cut(adapter), "do not fit the model"),
+            (cut(adapter), "do not fit the model"),
         ):
             with pytest.raises(UpdateRefusedError, match=message):
                 driver.update(14, area.stage(14, change))
@@ -193,12 +192,6 @@ def _of_other_layers(adapter: Weights) -> Weights:
 
 def _renamed(adapter: Weights, old: str, new: str) -> Weights:
     return {name.replace(old, new): tensor for name, tensor in adapter.items()}
-
-
-def _cut(adapter: Weights) -> Weights:
-    """As of a model that is half as wide."""
-    half = {n: t[:, : t.shape[1] // 2].contiguous() for n, t in adapter.items() if "lora_A" in n}
-    return adapter | half
 
 
 def _log(server: Server) -> str:

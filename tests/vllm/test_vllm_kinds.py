@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from trainsync.engines.servers.errors import ServerPausedError
+from trainsync.engines.servers.errors import KEPT, ServerPausedError, UpdateRefusedError
 from trainsync.engines.servers.vllm import VLLMServer
 from trainsync.weights.staging.area import StagingArea
 
@@ -36,6 +36,11 @@ def test_a_server_serves_each_version_that_is_staged(
                 driver.update(version, area.stage(version, weights))
                 assert serves(server, model, weights)
                 assert not serves(server, model, version_of(model, version + 1))
+                # By all workers, whose replies must not be taken for those to the next calls.
+                without = dict(list(weights.items())[1:])
+                with pytest.raises(UpdateRefusedError, match=KEPT):
+                    driver.update(9, area.stage(9, without))
+                assert driver.version() == version
         compared = re.findall(r"(\d+) of (\d+) parameters are as in (.*)", server.log.read_text())
         versions = [version for _, _, version in compared]
         assert all(versions.count(f"version {n}") == len(versions) / 3 for n in (1, 2)), compared

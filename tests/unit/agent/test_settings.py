@@ -6,6 +6,7 @@ import pytest
 from trainsync.agent.__main__ import main
 from trainsync.agent.checks import AgentSettingsError
 from trainsync.agent.settings import read_settings
+from trainsync.api import env
 from trainsync.runtime.sync_store import SyncStore
 
 _GOOD = ("--server=http://127.0.0.1:8000", "--directory=/runs/mine")
@@ -174,10 +175,19 @@ def test_an_adapter_is_read_with_its_configuration(tmp_path: Path) -> None:
     assert adapter is not None
     assert (adapter.name, adapter.rank) == ("mine", 4)
     assert read_settings(_GOOD, {}).adapter is None
+    content = file.read_text()
+    for options, variables in (
+        ((both[0], f"--adapter-config={content}"), {}),
+        ((), {env.AGENT_ADAPTER: "mine", env.AGENT_ADAPTER_CONFIG: f" {content}"}),
+        ((), {env.AGENT_ADAPTER: "mine", env.AGENT_ADAPTER_CONFIG: str(file)}),
+    ):
+        assert read_settings([*_GOOD, *options], variables).adapter == adapter
     for options, message in (
         (both[:1], "--adapter and --adapter-config are given together"),
         (both[1:], "--adapter and --adapter-config are given together"),
         ((both[0], "--adapter-config=/missing"), "--adapter-config: /missing cannot be read"),
+        ((both[0], "--adapter-config={"), "--adapter-config: the text cannot be read"),
+        ((both[0], '--adapter-config={"r": 4}'), "--adapter-config: the text is no adapter_config"),
         ((*both, "--engine=sglang"), "--engine sglang is not supported beside --adapter"),
         ((*both, "--prepare-seconds=9"), "--prepare-seconds is not supported beside --adapter"),
         ((*both, "--other-hosts=http://b:1"), "--other-hosts is not supported beside --adapter"),

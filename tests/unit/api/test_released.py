@@ -38,6 +38,7 @@ NEWER_RULES: Final = {
         "spec.clusters[].groups[].maxReplicas is for role Explorer",
         "spec.clusters[].groups[].replicas must be between minReplicas and maxReplicas",
         "spec.checkpoint.path and mirror need a volume",
+        "spec.servers[].adapter must be set on all entries or on none",
     ),
     "takes all that the rule of release 0.1.0 took": (
         "spec.clusters[].entrypoint must be set on each cluster",

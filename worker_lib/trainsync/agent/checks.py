@@ -64,6 +64,7 @@ def adapter(name: str | None, config: str | None, beside: Sequence[str]) -> Adap
     """The adapter that ``--adapter`` names; None: neither option is given.
 
     Args:
+        config: PEFT's file, or its content.
         beside: options that are given, and go with whole models alone.
     """
     if not name and not config:
@@ -75,6 +76,8 @@ def adapter(name: str | None, config: str | None, beside: Sequence[str]) -> Adap
     if beside:
         raise AgentSettingsError(f"{beside[0]} is not supported beside --adapter")
     try:
+        if config.lstrip().startswith("{"):
+            return Adapter.parse(name, config, "the text")
         return Adapter.read(name, Path(config))
     except AdapterConfigError as error:
         raise AgentSettingsError(f"--adapter-config: {error}") from error

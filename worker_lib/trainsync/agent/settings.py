@@ -210,12 +210,17 @@ def parser(
     )
     add(
         "--adapter",
-        [],
+        [env.AGENT_ADAPTER],
         None,
         "of vLLM with --enable-lora: name of the LoRA adapter that follows the run, whose versions "
         "were saved with lora='adapter'; the base model stays as it is",
     )
-    add("--adapter-config", [], None, "the adapter's adapter_config.json, as PEFT saves it")
+    add(
+        "--adapter-config",
+        [env.AGENT_ADAPTER_CONFIG],
+        None,
+        "the adapter's adapter_config.json, as PEFT saves it: the file, or its content",
+    )
     add("--dtype", [env.AGENT_DTYPE], None, f"convert weights to {', '.join(DTYPES)}")
     add("--memory", [MEMORY_VARIABLE], SHARED_MEMORY, "shared memory that the server sees, too")
     add("--host", [env.AGENT_HOST], "127.0.0.1", "address of /readyz and /metrics")

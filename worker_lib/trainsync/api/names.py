@@ -28,6 +28,7 @@ BUCKET_URL_PATTERN: Final = (
     rf"|az://[a-z0-9$][a-z0-9-]{{1,61}}[a-z0-9])/+{_PART}(/{_PART})*/*$"
 )
 ENDPOINT_PATTERN: Final = r"^https?://[^@\s]+$"
+ADAPTER_PATTERN: Final = r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$"
 MANAGER_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9._-]+$"
 
 OPERATOR_FIELD_MANAGER: Final = "trainsync-operator"

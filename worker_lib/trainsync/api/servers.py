@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from trainsync.api.base import DnsLabel, Model
+from trainsync.api.names import ADAPTER_PATTERN
 from trainsync.api.pods import template_schema
 
 ServerTemplate = Annotated[
@@ -20,6 +21,38 @@ ServerTemplate = Annotated[
                 "container": ["name", "image"],
             },
         )
+    ),
+]
+
+
+AdapterConfig = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "x-kubernetes-preserve-unknown-fields": True,
+            # PEFT writes about forty, also those that are null.
+            "maxProperties": 128,
+            # vLLM takes no adapter without them. The last is a list or a text.
+            "required": ["peft_type", "r", "lora_alpha", "target_modules"],
+            "properties": {
+                "peft_type": {
+                    "type": "string",
+                    "enum": ["LORA"],
+                    "description": "PEFT's name of the kind of adapter.",
+                },
+                "r": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": 4096,
+                    "description": "Rank of its layers.",
+                },
+                "lora_alpha": {
+                    "type": "number",
+                    "description": "By this, divided by r, vLLM scales what layers add.",
+                },
+            },
+        }
     ),
 ]
 
@@ -67,6 +100,22 @@ class ServerSync(Model):
             "serves, so that the pause only replaces weights; each worker needs memory for a "
             "second copy meanwhile. 0: nothing is prepared."
         ),
+    )
+
+
+class Adapter(Model):
+    """A LoRA adapter that follows the run; the base model stays as the server was started."""
+
+    name: str = Field(
+        pattern=ADAPTER_PATTERN,
+        max_length=128,
+        description="Name by which requests ask for the adapter; the base model has another.",
+    )
+    config: AdapterConfig = Field(
+        description=(
+            "The adapter_config.json that PEFT saves beside the trained adapter, the same for all "
+            "versions: peft_type, r, lora_alpha, target_modules, and what else it has."
+        )
     )
 
 
@@ -119,3 +168,10 @@ class Server(Model):
     )
     sync: ServerSync = Field(default_factory=ServerSync)
     proof: ProofPolicy = ProofPolicy.IF_PRESENT
+    adapter: Adapter | None = Field(
+        default=None,
+        description=(
+            "LoRA adapter of vLLM that follows the run, whose versions are saved with "
+            "lora='adapter'; when absent, versions are of the whole model."
+        ),
+    )

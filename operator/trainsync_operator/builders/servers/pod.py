@@ -1,6 +1,7 @@
 """The pod of a server: the user's template, with the agent beside the first container."""
 
 import copy
+import json
 from typing import Any, Final
 
 from trainsync.api import env, names
@@ -34,6 +35,7 @@ _SERVER_VARIABLES: Final = {
     Engine.VLLM: {"VLLM_SERVER_DEV_MODE": "1", env.STAGING_MEMORY: names.STAGING_MOUNT},
     Engine.SGLANG: {},
 }
+_TAKES_ADAPTERS: Final = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 # SGLang's /health generates, which a server does not between pause and resume.
 _ALIVE: Final = {Engine.VLLM: "/health", Engine.SGLANG: "/ping"}
 _PROOF: Final = {ProofPolicy.IF_PRESENT: "if-present", ProofPolicy.REQUIRED: "required"}
@@ -83,6 +85,11 @@ def _environment(target: Target, server: Server, part: Part) -> list[dict[str, A
     else:
         if server.sync.fellows:
             variables[env.AGENT_FELLOWS] = "true"
+        if server.adapter is not None:
+            variables[env.AGENT_ADAPTER] = server.adapter.name
+            # Kubernetes expands $(NAME) in values, which a regular expression may have.
+            config = json.dumps(server.adapter.config, sort_keys=True).replace("$", "\\u0024")
+            variables[env.AGENT_ADAPTER_CONFIG] = config
         if server.sync.prepare_seconds:
             variables[env.AGENT_PREPARE_SECONDS] = str(server.sync.prepare_seconds)
     staleness = spec.sync.max_staleness if server.max_staleness is None else server.max_staleness
@@ -156,9 +163,8 @@ def _agent(
 def _complete(container: dict[str, Any], server: Server, part: Part) -> None:
     """Add to the user's container of the server."""
     hosts.complete(container, server, part)
-    variables = [
-        {"name": name, "value": value} for name, value in _SERVER_VARIABLES[server.engine].items()
-    ]
+    needed = _SERVER_VARIABLES[server.engine] | ({} if server.adapter is None else _TAKES_ADAPTERS)
+    variables = [{"name": name, "value": value} for name, value in needed.items()]
     if variables:
         container["env"] = replace_named(container.get("env") or [], variables, "name")
     mounts = container.get("volumeMounts") or []

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from trainsync.agent.settings import read_settings
 from trainsync.api import env, names
+from trainsync.engines.servers.adapter import Adapter
 from trainsync.runtime.sync_store import SyncStore
 from trainsync.storage.objects.of_run import options_of_run
 from trainsync_operator.builders import raycluster
@@ -121,6 +122,33 @@ def test_the_agent_reads_its_settings_from_what_it_is_given(tmp_path: Any) -> No
 def test_agents_neither_share_versions_nor_prepare_them_unless_asked_to() -> None:
     given = variables(agent_of(built()))
     assert not {env.AGENT_FELLOWS, env.AGENT_PREPARE_SECONDS} & given.keys()
+
+
+def test_the_agent_reads_the_adapter_and_the_server_takes_adapters(tmp_path: Any) -> None:
+    config = {
+        "peft_type": "LORA", "r": 16, "lora_alpha": 32.5, "lora_dropout": 0.05,
+        "target_modules": r"model\.(a|b)$(c)$$", "modules_to_save": None,
+    }  # fmt: skip
+    made = built({"adapter": {"name": "team/rollout", "config": config}})
+    given = variables(agent_of(made))
+    assert "$" not in given[env.AGENT_ADAPTER_CONFIG], "Kubernetes would expand it"
+    places = {env.STAGING_MEMORY: str(tmp_path), env.AGENT_HOST: "10.1.2.3"}
+    settings = read_settings([], {**given, **places})
+    assert settings.adapter == Adapter("team/rollout", config, 16)
+    (server,) = pod_of(made)["containers"]
+    assert variables(server)["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    # Both must see one path, to which the adapter's folder is a link.
+    memory = {m["mountPath"] for c in (server, agent_of(made)) for m in c["volumeMounts"]
+              if m["name"] == "trainsync-memory"}  # fmt: skip
+    assert memory == {names.STAGING_MOUNT}
+
+
+def test_servers_of_whole_models_get_nothing_of_adapters() -> None:
+    made = built()
+    given = variables(agent_of(made))
+    assert not {env.AGENT_ADAPTER, env.AGENT_ADAPTER_CONFIG} & given.keys()
+    (server,) = pod_of(made)["containers"]
+    assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in variables(server)
 
 
 def test_without_a_staleness_the_runs_holds() -> None:

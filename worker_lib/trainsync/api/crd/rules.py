@@ -9,6 +9,7 @@ from typing import Final
 
 from trainsync.api.failure_policy import MESSAGE_PATTERN
 from trainsync.api.names import (
+    ADAPTER_PATTERN,
     AGENT_PORT,
     BUCKET_URL_PATTERN,
     ENDPOINT_PATTERN,
@@ -105,6 +106,10 @@ PATTERN_MESSAGES: Final = {
         " a bucket can have, without credentials, and without empty parts, '.' and '..'"
     ),
     ENDPOINT_PATTERN: "must be https://host[:port], without a user and a password",
+    ADAPTER_PATTERN: (
+        "must be letters, digits, '.', '_', '-' and '/', and begin and end with a letter or digit,"
+        " such as rollout"
+    ),
     MANAGER_PATTERN: "must be a domain, a '/' and a name, such as kueue.x-k8s.io/multikueue",
     r"\S": "must be a command, such as 'python -m my.trainer', or be left out",
 }
@@ -178,6 +183,12 @@ RULES: Final[dict[str, list[Rule]]] = {
             " !t.name.matches('^' + s.name + '-[0-9]+$')))",
             "spec.servers[].name may not be that of an entry with nodes above 1, a '-' and a"
             " number, because LeaderWorkerSets name each server so: choose another name",
+        ),
+        Rule(
+            "!has(self.servers) || self.servers.all(s, has(s.adapter)) || !self.servers.exists(s,"
+            " has(s.adapter))",
+            "spec.servers[].adapter must be set on all entries or on none, because the versions of"
+            " a run are of an adapter or of whole models: set it on each, or remove it",
         ),
         Rule(
             "!has(self.checkpoint.storage.objectStore) ||"
@@ -344,6 +355,19 @@ RULES: Final[dict[str, list[Rule]]] = {
         Rule(
             "self.sync.prepareSeconds == 0 || self.engine == 'VLLM'",
             "spec.servers[].sync.prepareSeconds is for engine VLLM alone: set it to 0",
+        ),
+        Rule(
+            "!has(self.adapter) || self.engine == 'VLLM'",
+            "spec.servers[].adapter is for engine VLLM alone: remove it, and save whole models",
+        ),
+        Rule(
+            "!has(self.adapter) || self.nodes == 1",
+            "spec.servers[].adapter is for servers of one node: set nodes to 1, or remove the"
+            " adapter",
+        ),
+        Rule(
+            "!has(self.adapter) || self.sync.prepareSeconds == 0",
+            "spec.servers[].sync.prepareSeconds is for whole models: set it to 0 beside an adapter",
         ),
         Rule(
             "(self.nodes == 1) == (oldSelf.nodes == 1)",

@@ -50,13 +50,29 @@ class Adapter:
             AdapterConfigError: it cannot be read, or is not of LoRA.
         """
         try:
-            config = json.loads(file.read_bytes())
+            text = file.read_text()
         except (OSError, ValueError) as error:
             raise AdapterConfigError(f"{file} cannot be read: {error}") from error
+        return cls.parse(name, text, str(file))
+
+    @classmethod
+    def parse(cls, name: str, text: str, source: str) -> Self:
+        """The adapter with this content of PEFT's file.
+
+        Args:
+            source: of the text, for messages.
+
+        Raises:
+            AdapterConfigError: it is no JSON, or is not of LoRA.
+        """
+        try:
+            config = json.loads(text)
+        except ValueError as error:
+            raise AdapterConfigError(f"{source} cannot be read: {error}") from error
         rank = config.get("r") if isinstance(config, dict) else None
         if not isinstance(rank, int) or rank < 1 or config.get("peft_type") != "LORA":
             raise AdapterConfigError(
-                f"{file} is no {CONFIG} of LoRA, which has peft_type LORA and a rank r"
+                f"{source} is no {CONFIG} of LoRA, which has peft_type LORA and a rank r"
             )
         return cls(name, config, None if config.get("rank_pattern") else rank)
 

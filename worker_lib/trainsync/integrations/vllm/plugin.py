@@ -3,6 +3,8 @@
 from contextlib import suppress
 from typing import Final
 
+from trainsync.integrations.vllm.replies import read_all_replies
+
 BACKEND: Final = "trainsync"
 """For ``--weight-transfer-config '{"backend": "trainsync"}'``."""
 
@@ -17,6 +19,10 @@ def register() -> None:
         from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     except ImportError:  # before vLLM had engines
         return
+    with suppress(ImportError):  # a vLLM whose executors are elsewhere
+        from vllm.v1.executor import multiproc_executor
+
+        read_all_replies(multiproc_executor)
     with suppress(ValueError):  # it is registered already
         WeightTransferEngineFactory.register_engine(
             BACKEND, "trainsync.integrations.vllm.transfer", "TrainsyncEngine"
