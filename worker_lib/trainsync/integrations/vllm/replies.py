@@ -25,10 +25,10 @@ class _Queue:
         self._queue = queue
         self.is_asked = False
 
-    def dequeue(self, timeout: float | None = None) -> Any:
-        """The reply. Raises `TimeoutError`: it takes longer than so many seconds."""
+    def dequeue(self, *arguments: Any, **named: Any) -> Any:
+        """The reply, as vLLM asks for it. Raises `TimeoutError`: it does not come in time."""
         self.is_asked = True
-        return self._queue.dequeue(timeout=timeout)
+        return self._queue.dequeue(*arguments, **named)
 
 
 def reading_all(get_response: Callable[[], Any]) -> Callable[[], Any]:
