@@ -1,14 +1,17 @@
 """vLLM's layerwise reload, and what vLLM 0.32 forgets of it on a CPU.
 
 On a CPU layers compute with packed copies of their weights. Two kinds of them would stay packed
-from the version before, or be read as packed and not be so: tests/vllm shows both.
+from the version before, or be read as packed and not be so, and one would read scales in memory
+that was let go of: tests/vllm shows all three.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import torch
+from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUInt8ScaledMMLinearKernel
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
 )
@@ -20,6 +23,8 @@ from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
+
+_HELD: Final = "trainsync_scales"
 
 
 @contextmanager
@@ -34,6 +39,8 @@ def reloading(model: torch.nn.Module, model_config: Any, *, tied: bool) -> Itera
     """
     on_cpu = next(model.parameters()).device.type == "cpu"
     kernels = _forget_expert_kernels(model) if on_cpu else []
+    if on_cpu:
+        _hold_scales(model)
     initialize_layerwise_reload(model)
     try:
         yield
@@ -55,6 +62,25 @@ def _forget_expert_kernels(model: torch.nn.Module) -> list[tuple[Any, Any]]:
             found.append((method, method.moe_kernel))
             method.moe_kernel = None
     return found
+
+
+def _hold_scales(model: torch.nn.Module) -> None:
+    """Keep the scales of int8 layers where their product, of oneDNN, reads them.
+
+    It is made of new scales, which vLLM then copies to where the first ones lay, and lets go of.
+    """
+    for layer in model.modules():
+        kernel = getattr(getattr(layer, "scheme", None), "kernel", None)
+        if isinstance(kernel, CPUInt8ScaledMMLinearKernel) and not hasattr(kernel, _HELD):
+            setattr(kernel, _HELD, None)
+            process = partial(_process_and_hold, kernel, kernel.process_weights_for_onednn)
+            kernel.process_weights_for_onednn = process
+
+
+def _process_and_hold(kernel: Any, process: Callable[[Any], None], layer: Any) -> None:
+    process(layer)
+    _, scale, *_ = kernel.layer_param_names
+    setattr(kernel, _HELD, getattr(layer, scale))
 
 
 def _refresh_heads(model: torch.nn.Module) -> None:
