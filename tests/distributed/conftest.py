@@ -69,6 +69,13 @@ def ray_address() -> Iterator[str]:
     cluster.shutdown()
 
 
+@pytest.fixture(scope="session")
+def ray_of_ranks(ray_address: str) -> dict[str, Any]:
+    """Arguments of ``ray.init`` in a rank, which is a driver of that Ray; workers are forked."""
+    runtime_env = {"py_executable": forking_python()}
+    return {"address": ray_address, "log_to_driver": False, "runtime_env": runtime_env}
+
+
 @pytest.fixture(scope="module")
 def ray_cluster(request: pytest.FixtureRequest, ray_address: str) -> Iterator[None]:
     """This process is a driver of a small Ray, whose workers get the module's functions by value.
