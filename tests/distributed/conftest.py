@@ -57,16 +57,25 @@ def ray_address() -> Iterator[str]:
     import ray
     from ray.cluster_utils import Cluster
 
+    from tests.distributed.small_ray import without_dashboard
+
     resources = {"num_cpus": 4, "object_store_memory": 200 << 20}
     # The log monitor reads the logs of all modules' workers again and again, for no driver.
     without = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, without_dashboard():
         # It writes the address where every `ray.init()` of this machine looks for one.
         patch.setattr(ray._private.utils, "write_ray_address", lambda *_: None)
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
         cluster = Cluster(True, head_node_args={**resources, **without})
     yield cluster.address
     cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
+def ray_of_ranks(ray_address: str) -> dict[str, Any]:
+    """Arguments of ``ray.init`` in a rank, which is a driver of that Ray; workers are forked."""
+    runtime_env = {"py_executable": forking_python()}
+    return {"address": ray_address, "log_to_driver": False, "runtime_env": runtime_env}
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,13 @@ from typing import Final
 
 CONTEXT: Final = multiprocessing.get_context("forkserver")
 UNDER_VERL: Final = (
+    "fastapi",
     "megatron.core.distributed",
     "megatron.core.models.gpt",
     "megatron.core.optimizer",
+    "pandas",
     "peft",
+    "pyarrow.dataset",
     "tensordict",
     "transformers.models.qwen2.modeling_qwen2",
 )
@@ -28,7 +31,7 @@ def preload(*modules: str) -> None:
     tests share the server's import.
     """
     _modules.update(modules)
-    CONTEXT.set_forkserver_preload(sorted(_modules))
+    CONTEXT.set_forkserver_preload([*sorted(_modules), "tests.distributed.frozen"])
 
 
 preload()

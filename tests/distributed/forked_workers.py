@@ -1,4 +1,4 @@
-"""Ray's workers without their imports: see `tests.distributed.worker_server`."""
+"""Ray's workers, and other processes, without imports: see `tests.distributed.worker_server`."""
 
 import os
 import shlex
@@ -16,6 +16,8 @@ _MODULES: Final = (
     "torch._dynamo",
     "torch.distributed.fsdp",
     "transformers.models.qwen2.modeling_qwen2",
+    "trainsync.checkpoint.coordinator",
+    "trainsync.runtime.context",
 )
 
 
@@ -34,22 +36,35 @@ def with_forked_workers(runtime_env: dict[str, Any] | None) -> dict[str, Any]:
     return {**(runtime_env or {}), "py_executable": _python(os.environ[_SOCKET])}
 
 
-def forking_python() -> str:
+def forking_python(*modules: str) -> str:
     """``py_executable`` of a runtime environment whose workers are forked, in a job of this
-    process."""
-    return _python(_server())
+    process, with these modules beside the usual ones."""
+    return _python(_server(*modules))
+
+
+def forked_python() -> list[str]:
+    """What stands before ``-m`` and a module in the command of a process that is forked.
+
+    The process ends as one that Python starts, and its handle has its exit code; the handle's pid
+    is another. SIGTERM, SIGINT and SIGKILL reach it, other signals do not.
+    """
+    return _command(_server())
 
 
 def _python(socket: str) -> str:
-    return shlex.join([sys.executable, "-S", "-E", str(_CLIENT), socket])
+    return shlex.join(_command(socket))
+
+
+def _command(socket: str) -> list[str]:
+    return [sys.executable, "-S", "-E", str(_CLIENT), socket]
 
 
 @cache
-def _server() -> str:
+def _server(*modules: str) -> str:
     """The socket of this process's server, which ends with this process."""
     path = Path(tempfile.mkdtemp(prefix="ray-workers-"), "socket")
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.distributed.worker_server", str(path), *_MODULES],
+        [sys.executable, "-m", "tests.distributed.worker_server", str(path), *_MODULES, *modules],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

@@ -9,6 +9,7 @@ import pytest
 from tiny_grpo.config import Config
 from trainsync.api import env
 
+from tests.distributed.forked_workers import forked_python, forked_workers
 from tests.unit.tracing.receiver import Span, receiving
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
@@ -21,13 +22,14 @@ EACH_STEP = {"rl.loop", "rl.train", "rl.sample", "rl.reward", "trainsync.wait", 
 def test_each_step_is_one_trace_of_driver_ranks_and_explorers(tmp_path: Path) -> None:
     with receiving() as receiver:
         environ = os.environ | {
+            **forked_workers(),
             "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url,
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "OMP_NUM_THREADS": "1",
             env.CHECKPOINT_INTERVAL: "1",
         }
         environ.pop("RAY_ADDRESS", None)
-        command = [sys.executable, "-m", "tiny_grpo.train", "--directory", str(tmp_path / "run")]
+        command = [*forked_python(), "-m", "tiny_grpo.train", "--directory", str(tmp_path / "run")]
         log = tmp_path / "log"
         with log.open("wb") as file:
             code = subprocess.run(

@@ -17,7 +17,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import committed_steps
 
-from tests.distributed.forked_workers import forked_workers
+from tests.distributed.forked_workers import forked_python, forked_workers
 
 CONFIG = Config(
     steps=40, digits=2, hidden_size=32, layers=1, base_steps=40, base_batch=16, prompts=8
@@ -71,7 +71,7 @@ class Run:
         self, *module: str, config: Config = CONFIG, options: Sequence[str] = ()
     ) -> subprocess.Popen[bytes]:
         """Start an attempt: ``python -m module…`` with the run's options, and these."""
-        command = [sys.executable, "-m", *module, *self.arguments(config), *options]
+        command = [*forked_python(), "-m", *module, *self.arguments(config), *options]
         environ = os.environ | self.environment
         with self.log.open("ab") as log:
             return subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT)

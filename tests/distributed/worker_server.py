@@ -1,10 +1,11 @@
-"""``python -m tests.distributed.worker_server SOCKET MODULE…``: forks Ray's workers.
+"""``python -m tests.distributed.worker_server SOCKET MODULE…``: forks Python processes.
 
-The modules are imported already in each worker: for the example these are four seconds. Otherwise a
-worker is a process as Ray starts it, with its own environment, files and end. The server ends with
-its standard input.
+The modules are imported already in each of them: for the example these are five seconds. Otherwise
+such a process is as Python starts it, with its own arguments, environment, files and end. It ends
+with its client (`tests.distributed.worker_client`), and the server with its standard input.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -14,55 +15,121 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import NamedTuple
+
+
+class Request(NamedTuple):
+    """What a client wants to run."""
+
+    arguments: list[str]
+    environ: dict[str, str]
+    directory: str
+    files: list[int]
+
+
+class Running(NamedTuple):
+    """A process that lives, and whose it is."""
+
+    pid: int
+    client: socket.socket
 
 
 def main() -> None:
-    """Import the modules, and serve; in a worker, run the worker instead."""
+    """Import the modules, and serve; in a forked process, run what its client wants instead."""
     path, *modules = sys.argv[1:]
     for module in modules:
         importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # else each process copies and looks through all of torch, at its end at the latest
     own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     installed = [entry for entry in sys.path[1:] if entry not in own]
-    client = _fork_for_clients(path)
-    if client is not None:
-        _run(client, installed)
+    request = _fork_for_clients(path)
+    if request is not None:
+        _run(request, installed)
 
 
-def _fork_for_clients(path: str) -> socket.socket | None:
-    """In the server None, at its end; in each worker, the client that it is for."""
+def _fork_for_clients(path: str) -> Request | None:
+    """In the server None, at its end; in each forked process, what to run."""
+    running: dict[int, Running] = {}  # by pidfd
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(64)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
         print("ready", flush=True)
         while True:
-            ready, _, _ = select.select([listener, sys.stdin], [], [])
+            clients = [one.client for one in running.values()]
+            ready, _, _ = select.select([listener, sys.stdin, *running, *clients], [], [])
             if sys.stdin in ready:
                 return None
-            client, _ = listener.accept()
-            if os.fork() == 0:
-                return client
-            client.close()
+            for pidfd, one in list(running.items()):
+                if one.client in ready and pidfd not in ready:
+                    os.kill(one.pid, signal.SIGKILL)  # the client says no more, so it has ended
+                if one.client in ready or pidfd in ready:
+                    del running[pidfd]
+                    _reap(pidfd, one)
+            if listener in ready and (request := _serve(listener, running)) is not None:
+                return request
 
 
-def _run(client: socket.socket, installed: list[str]) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+def _serve(listener: socket.socket, running: dict[int, Running]) -> Request | None:
+    """As `_fork_for_clients`, for one client."""
+    client, _ = listener.accept()
+    request = _read(client)
+    pid = os.fork()
+    if pid == 0:
+        client.close()
+        for pidfd, other in running.items():
+            os.close(pidfd)
+            other.client.close()
+        return request
+    for file in request.files:
+        os.close(file)
+    running[os.pidfd_open(pid)] = Running(pid, client)
+    _say(client, pid)
+    return None
+
+
+def _read(client: socket.socket) -> Request:
     head, files, _, _ = socket.recv_fds(client, 4, 3)
-    body = client.makefile("rb").read(int.from_bytes(head, "big"))
-    arguments, environ, directory = json.loads(body)
-    for number, file in enumerate(files):
+    with client.makefile("rb") as stream:
+        body = stream.read(int.from_bytes(head, "big"))
+    return Request(*json.loads(body), files)
+
+
+def _reap(pidfd: int, one: Running) -> None:
+    _, status = os.waitpid(one.pid, 0)
+    os.close(pidfd)
+    _say(one.client, os.waitstatus_to_exitcode(status))
+    one.client.close()
+
+
+def _say(client: socket.socket, number: int) -> None:
+    try:
+        client.sendall(number.to_bytes(4, "big", signed=True))
+    except BrokenPipeError:
+        return  # it has ended, and its process with it
+
+
+def _run(request: Request, installed: list[str]) -> None:
+    for number, file in enumerate(request.files):
         os.dup2(file, number)
         os.close(file)
     os.environ.clear()
-    os.environ.update(environ)
-    os.chdir(directory)
-    sys.argv = arguments
+    os.environ.update(request.environ)
+    os.chdir(request.directory)
     places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:] = [str(Path(sys.argv[0]).parent), *filter(None, places), *installed]
+    first, *rest = request.arguments
+    module = first == "-m"
+    own = request.directory if module else str(Path(first).parent)
+    sys.path[:] = [own, *filter(None, places), *installed]
     import torch
 
-    torch.set_num_threads(1)  # as Ray has it: OpenMP has read its environment already
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    torch.set_num_threads(1)  # OpenMP has read its environment already
+    if module:
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = request.arguments
+        runpy.run_path(first, run_name="__main__")
 
 
 if __name__ == "__main__":

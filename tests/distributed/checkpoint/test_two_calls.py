@@ -15,9 +15,12 @@ from torch.distributed.fsdp import fully_shard
 from trainsync import RunContext, load_sharded
 from trainsync.runtime.errors import JoinError
 
+from tests.distributed.forked import preload
 from tests.distributed.ranks import run_ranks, values_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(150)]
+
+preload("torch._dynamo.repro.after_dynamo", "torch._inductor.compile_fx")  # by torch.compile
 
 STEP = 4
 WRAPPERS = ("fsdp2", "ddp", "compiled fsdp2", "plain")

@@ -34,13 +34,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def fsdp2(place: Path, ray_address: str) -> list[dict[str, Any]]:
-    return values_of(run_ranks(fsdp2_engine.fsdp2, place, ray_address, seconds=300))
+def fsdp2(place: Path, ray_of_ranks: dict[str, Any]) -> list[dict[str, Any]]:
+    return values_of(run_ranks(fsdp2_engine.fsdp2, place, ray_of_ranks, seconds=300))
 
 
 @pytest.fixture(scope="module")
-def others(place: Path, ray_address: str) -> list[dict[str, Any]]:
-    return values_of(run_ranks(other_engines.others, place, ray_address, seconds=300))
+def others(place: Path, ray_of_ranks: dict[str, Any]) -> list[dict[str, Any]]:
+    return values_of(run_ranks(other_engines.others, place, ray_of_ranks, seconds=300))
 
 
 def committed(run: Path, kind: SaveKind, step: int) -> set[str]:

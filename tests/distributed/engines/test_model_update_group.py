@@ -3,6 +3,7 @@
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -30,11 +31,11 @@ def made(value: float, mesh: DeviceMesh | None = None) -> torch.nn.Module:
     return model
 
 
-def in_a_run(directory: Path, address: str) -> list[bool]:
+def in_a_run(directory: Path, ray_arguments: dict[str, Any]) -> list[bool]:
     """Whether the explorer, on rank 0, took each version unchanged."""
     os.environ |= {env.SYNC_METHOD: "nccl", env.SYNC_TIMEOUT_SECONDS: "60"}
     dist.init_process_group("gloo")
-    ray.init(address=address, log_to_driver=False)
+    ray.init(**ray_arguments)
     taken = []
     with trainsync.RunContext.from_env(directory) as ctx:
         leads = dist.get_rank() == 0
@@ -65,9 +66,9 @@ def in_a_run(directory: Path, address: str) -> list[bool]:
 
 
 def test_the_group_of_a_run_sends_versions_that_its_explorers_take(
-    tmp_path: Path, ray_address: str
+    tmp_path: Path, ray_of_ranks: dict[str, Any]
 ) -> None:
-    ranks = run_ranks(in_a_run, tmp_path, ray_address, seconds=200)
+    ranks = run_ranks(in_a_run, tmp_path, ray_of_ranks, seconds=200)
     assert values_of(ranks) == [[True, True], []]
 
 

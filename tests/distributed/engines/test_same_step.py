@@ -31,10 +31,10 @@ PAIRS = [
 ]
 
 
-def at_one_step(directory: Path, address: str) -> dict[str, Any]:
+def at_one_step(directory: Path, ray_arguments: dict[str, Any]) -> dict[str, Any]:
     """What each pair raised, by method; every step's checkpoint is waited for."""
     stage = Stage(directory)
-    ray.init(address=address, log_to_driver=False)
+    ray.init(**ray_arguments)
     engine = stage.verl.make_engine(stage.model)
     return {
         method: {
@@ -91,8 +91,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def outcomes(place: Path, ray_address: str) -> list[dict[str, Any]]:
-    return values_of(run_ranks(at_one_step, place, ray_address, seconds=300))
+def outcomes(place: Path, ray_of_ranks: dict[str, Any]) -> list[dict[str, Any]]:
+    return values_of(run_ranks(at_one_step, place, ray_of_ranks, seconds=300))
 
 
 @pytest.mark.parametrize("how", ["shared", "own"])
@@ -112,11 +112,11 @@ def test_both_succeed_at_one_step_whichever_comes_first(
         )
 
 
-def by_commit(directory: Path, address: str) -> dict[str, Any]:
+def by_commit(directory: Path, ray_arguments: dict[str, Any]) -> dict[str, Any]:
     """Method `checkpoint`, with a manager that knows the Synchronizer: two attempts."""
     stage = Stage(directory)
     os.environ |= {env.SYNC_METHOD: "checkpoint", env.SYNC_TIMEOUT_SECONDS: "60"}
-    ray.init(address=address, log_to_driver=False)
+    ray.init(**ray_arguments)
     found: dict[str, Any] = {"taken": []}
     for attempt, steps in enumerate(([0, 1], [1, 2])):
         engine = stage.verl.make_engine(stage.model)
@@ -151,9 +151,9 @@ def by_commit(directory: Path, address: str) -> dict[str, Any]:
 
 
 def test_with_method_checkpoint_explorers_get_what_a_manager_saves_from_the_first_version_on(
-    tmp_path: Path, ray_address: str
+    tmp_path: Path, ray_of_ranks: dict[str, Any]
 ) -> None:
-    first, second = values_of(run_ranks(by_commit, tmp_path, ray_address, seconds=200))
+    first, second = values_of(run_ranks(by_commit, tmp_path, ray_of_ranks, seconds=200))
     for rank in (first, second):
         for name in ("0: 0", "0: 1", "1: 1", "1: 2"):
             assert rank[name] == ("", "nothing was raised"), name

@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 
+from tests.distributed.forked import UNDER_VERL
+from tests.distributed.forked_workers import forking_python
+
 pytest.importorskip("verl.plugin.platform", reason="the extra `verl` is not installed")
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(480)]
@@ -44,7 +47,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Stage"]:
         object_store_memory=100 << 20,
         include_dashboard=False,
         log_to_driver=False,
-        runtime_env={"env_vars": ENVIRONMENT},
+        runtime_env={"env_vars": ENVIRONMENT, "py_executable": forking_python(*UNDER_VERL)},
     )
     try:
         yield Stage(tmp_path_factory.mktemp("model"))

@@ -14,6 +14,7 @@ from trainsync import ExplorerClient, Synchronizer, Uploader
 from trainsync.weights.transports.object_store.fetcher import MemorySource
 
 from tests.distributed.engines.fsdp_models import Content, content
+from tests.distributed.forked_workers import forking_python
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
 
@@ -35,7 +36,10 @@ def two_nodes(request: pytest.FixtureRequest) -> Iterator[None]:
         ray.init(
             address=cluster.address,
             log_to_driver=False,
-            runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
+            runtime_env={
+                "env_vars": {"OMP_NUM_THREADS": "1"},
+                "py_executable": forking_python(),
+            },
         )
         yield
     finally:

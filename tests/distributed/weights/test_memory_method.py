@@ -22,6 +22,8 @@ from trainsync.weights.transports.object_store.fetcher import MemorySource
 from trainsync.weights.transports.object_store.packing import Packing, digest_of_part
 from trainsync.weights.versions import PartMeta
 
+from tests.distributed.forked_workers import forking_python
+
 pytestmark = [
     pytest.mark.distributed,
     pytest.mark.timeout(300),
@@ -41,7 +43,10 @@ def small_store(request: pytest.FixtureRequest) -> Iterator[None]:
         object_store_memory=100 << 20,
         include_dashboard=False,
         log_to_driver=False,
-        runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
+        runtime_env={
+            "env_vars": {"OMP_NUM_THREADS": "1"},
+            "py_executable": forking_python(),
+        },
         _system_config={"local_fs_capacity_threshold": 0.0},
     )
     yield

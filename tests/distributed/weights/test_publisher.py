@@ -84,13 +84,13 @@ class Wide(torch.nn.Module):
         self.register_buffer("count", torch.arange(4))
 
 
-def publish_narrow(directory: Path, address: str, method: str) -> dict[str, Any]:
+def publish_narrow(directory: Path, ray_arguments: dict[str, Any], method: str) -> dict[str, Any]:
     """A version from two ranks of three, and what became of it; nothing on the others."""
     os.environ |= {env.SYNC_METHOD: method, env.SYNC_TIMEOUT_SECONDS: "60"}
     dist.init_process_group("gloo")
     own = dist.new_group(list(OWN))
     told: dict[str, Any] = {}
-    ray.init(address=address, log_to_driver=False)
+    ray.init(**ray_arguments)
     with RunContext.from_env(directory) as context:
         if dist.get_rank() == 0:  # the driver, which trains nothing here
             context.synchronizer()
@@ -117,9 +117,9 @@ def publish_narrow(directory: Path, address: str, method: str) -> dict[str, Any]
 
 @pytest.mark.parametrize("method", ["memory", "nccl"])
 def test_float32_masters_of_a_group_travel_as_bfloat16_in_half_the_bytes(
-    method: str, tmp_path: Path, ray_address: str
+    method: str, tmp_path: Path, ray_of_ranks: dict[str, Any]
 ) -> None:
-    ranks = run_ranks(publish_narrow, tmp_path, ray_address, method, world_size=3, seconds=150)
+    ranks = run_ranks(publish_narrow, tmp_path, ray_of_ranks, method, world_size=3, seconds=150)
     nothing, lead, other = values_of(ranks)
     assert nothing == {}
     state = Wide().state_dict()
@@ -149,11 +149,11 @@ def far_away(reports: list[BroadcastReport | None]) -> None:
     setattr(upload, "node_id", lambda: "another")  # noqa: B010
 
 
-def publish_deltas(directory: Path, address: str, method: str) -> list[int]:
+def publish_deltas(directory: Path, ray_arguments: dict[str, Any], method: str) -> list[int]:
     """Versions that differ in one element of each shard; the bytes that each took to travel."""
     os.environ |= {env.SYNC_METHOD: method, env.SYNC_DELTA: "true", env.SYNC_TIMEOUT_SECONDS: "60"}
     dist.init_process_group("gloo")
-    ray.init(address=address, log_to_driver=False)
+    ray.init(**ray_arguments)
     reports: list[BroadcastReport | None] = []
     far_away(reports)
     made, travelled = engine("fsdp2"), []
@@ -194,9 +194,9 @@ def take(explorer: Any, version: int) -> tuple[int, dict[str, Content]]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("method", ["memory", "nccl"])
 def test_with_delta_only_what_changed_travels_after_the_first_version(
-    method: str, tmp_path: Path, ray_address: str
+    method: str, tmp_path: Path, ray_of_ranks: dict[str, Any]
 ) -> None:
-    ranks = run_ranks(publish_deltas, tmp_path, ray_address, method, seconds=240)
+    ranks = run_ranks(publish_deltas, tmp_path, ray_of_ranks, method, seconds=240)
     travelled, _ = values_of(ranks)
     first, *others = travelled
     assert len(others) == len(VERSIONS) - 1

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from trainsync.engines.module_engine import TrainedModule
 from trainsync.runtime.errors import JoinError
 from trainsync.weights.synchronizer.roster import STOPPED
 
+from tests.distributed.forked_workers import forked_python
 from tests.distributed.weights.synchronizer.actor_deaths import sigkill
 from tests.ports import port_of, reserved_port
 from tests.unit.monitor.fakes import NAMESPACE, UID, FakeApi, RunningMonitor, Signer
@@ -55,7 +55,7 @@ class Explorer:
     def __init__(self, environ: dict[str, str]) -> None:
         self._lines: Queue[str] = Queue()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.distributed.weights.far_explorer"],
+            [*forked_python(), "-m", "tests.distributed.weights.far_explorer"],
             env={**os.environ, **environ},
             stdout=subprocess.PIPE,
             text=True,

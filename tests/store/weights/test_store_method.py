@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.distributed.conftest import ray_address  # noqa: F401 - a fixture
+from tests.distributed.conftest import ray_address, ray_of_ranks  # noqa: F401 - fixtures
 
 import ray  # isort: skip - after what it reads is set
 from trainsync import RunContext, WeightPublisher
@@ -33,6 +32,7 @@ from trainsync.weights.transports.anchors.publisher import AnchorPublisher
 from trainsync.weights.transports.anchors.reader import AnchorReader
 
 from tests.distributed.engines.fsdp_models import content, engine, expected
+from tests.distributed.forked_workers import forked_python
 from tests.distributed.ranks import run_ranks, values_of
 from tests.distributed.weights.synchronizer.actor_deaths import sigkill
 from tests.store.conftest import Place
@@ -56,7 +56,7 @@ class Process:
     def __init__(self, module: str, *arguments: str, environ: dict[str, str]) -> None:
         self._lines: Queue[str] = Queue()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [*forked_python(), "-m", module, *arguments],
             env={**os.environ, **environ},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -168,8 +168,8 @@ def running(place: Place, directory: Path, address: str, **more: Any) -> Iterato
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _driver(ray_address: str) -> Iterator[None]:  # noqa: F811
-    ray.init(address=ray_address, log_to_driver=False)
+def _driver(ray_of_ranks: dict[str, Any]) -> Iterator[None]:  # noqa: F811
+    ray.init(**ray_of_ranks)
     yield
     ray.shutdown()
 
@@ -373,7 +373,9 @@ def test_a_store_that_does_not_honour_conditional_puts_is_refused_at_the_start(
         Run(tmp_path, f"file://{tmp_path}/store", ray_address)
 
 
-def publish_sharded(directory: str, address: str, url: str, cloud: dict[str, str]) -> list[Any]:
+def publish_sharded(
+    directory: str, ray_arguments: dict[str, Any], url: str, cloud: dict[str, str]
+) -> list[Any]:
     """Three versions from two ranks; what an explorer beside rank 0 took."""
     os.environ |= cloud | {
         env.SYNC_METHOD: "store",
@@ -381,7 +383,7 @@ def publish_sharded(directory: str, address: str, url: str, cloud: dict[str, str
         env.SYNC_TIMEOUT_SECONDS: "60",
     }
     dist.init_process_group("gloo")
-    ray.init(address=address, log_to_driver=False)
+    ray.init(**ray_arguments)
     made, found = engine("fsdp2"), []
     leads = dist.get_rank() == 0
     with RunContext.from_env(directory) as context:
@@ -413,7 +415,7 @@ def publish_sharded(directory: str, address: str, url: str, cloud: dict[str, str
 def test_ranks_gather_what_rank_0_puts(
     place: Place,
     tmp_path: Path,
-    ray_address: str,  # noqa: F811
+    ray_of_ranks: dict[str, Any],  # noqa: F811
 ) -> None:
     cloud = {
         "AWS_ENDPOINT_URL": place.proxy.endpoint,
@@ -422,7 +424,7 @@ def test_ranks_gather_what_rank_0_puts(
         "AWS_ACCESS_KEY_ID": ACCESS,
         "AWS_SECRET_ACCESS_KEY": SECRET,
     }
-    arguments = (str(tmp_path / "run"), ray_address, place.url(), cloud)
+    arguments = (str(tmp_path / "run"), ray_of_ranks, place.url(), cloud)
     (first, second, third), _ = values_of(run_ranks(publish_sharded, *arguments, seconds=150))
     assert first == (["whole"], {name: content(t) for name, t in expected().items()})
     for number, (ways, tensors) in ((2, second), (3, third)):

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import ray
 import torch
@@ -15,9 +16,9 @@ from tests.distributed.verl.scenarios.failures import (
 from tests.distributed.verl.scenarios.stage import Results, Stage, differing, published, refusal
 
 
-def fsdp2(directory: Path, address: str) -> Results:
+def fsdp2(directory: Path, ray_arguments: dict[str, Any]) -> Results:
     stage = Stage(directory)
-    ray.init(address=address, log_to_driver=False)
+    ray.init(**ray_arguments)
     return {
         "saved": saved_by_ours(stage),
         "exchange": exchanged_with_verl(stage),

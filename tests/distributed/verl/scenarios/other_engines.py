@@ -17,9 +17,9 @@ from tests.distributed.verl.scenarios.stage import Results, Stage, differing, re
 from tests.distributed.verl.verl_version import VERL_0_8
 
 
-def others(directory: Path, address: str) -> Results:
+def others(directory: Path, ray_arguments: dict[str, Any]) -> Results:
     stage = Stage(directory)
-    ray.init(address=address, log_to_driver=False)
+    ray.init(**ray_arguments)
     results = {
         "fsdp1": round_trip(stage, "fsdp1", strategy="fsdp"),
         "offload": round_trip(stage, "offload", offload=True),

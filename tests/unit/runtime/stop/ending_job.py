@@ -1,14 +1,17 @@
-"""A training script that ends with a save in flight: ``python -m … HOW DIRECTORY TIMES``.
+"""A training script that ends with a save in flight: ``python -m … DIRECTORY HOW…``.
 
-The script runs ``TIMES`` times in children forked after the import of torch, which end through the
-interpreter's normal exit. The parent prints their exit codes and newest steps as JSON.
+The script runs once for each ``HOW`` in children forked after the import of torch, which end
+through the interpreter's normal exit. The parent prints the exit codes and newest steps
+as JSON, by the way to end.
 """
 
+import gc
 import json
 import os
 import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -48,7 +51,7 @@ def train(how: str, directory: str) -> None:
         ctx.close(timeout=0.5)
     else:
         save(ctx)
-    if how == "close":
+    if how == "closed":
         ctx.close()
     if how == "sigterm":
         os.kill(os.getpid(), signal.SIGTERM)
@@ -57,25 +60,45 @@ def train(how: str, directory: str) -> None:
         raise ValueError("a bug in training")
 
 
-def main(how: str, root: str, times: int) -> None:
-    """Fork the children; the parent has no threads, so a child gets only its memory."""
+def main(root: Path, ways: list[str]) -> None:
+    """Run every script, those of one way together; a child returns, to end, when it has trained."""
     torch.set_num_threads(1)
     states.extend({f"w{n}": torch.randn(500, 1000) for n in range(20)} for _ in range(STEPS))
-    ended, children = [], []
+    ended = {}
+    gc.collect()
+    gc.freeze()  # else each child looks through all of torch at its end
+    for how, times in Counter(ways).items():
+        (root / how).mkdir()
+        children = fork(how, root / how, times)
+        if children is None:
+            return
+        ended[how] = [end_of(child, directory) for directory, child in children.items()]
+    print(json.dumps(ended), flush=True)
+
+
+def fork(how: str, root: Path, times: int) -> dict[Path, int] | None:
+    """The children's run directories and pids; in a child None, when it has trained.
+
+    The parent has no threads, so a child gets only its memory.
+    """
+    children = {}
     for number in range(times):
-        run = RunDirectory(Path(root) / str(number))
+        directory = root / str(number)
         child = os.fork()
         if child == 0:
-            with (run.root.parent / f"{number}.log").open("w") as log:
+            with directory.with_name(f"{number}.log").open("w") as log:
                 os.dup2(log.fileno(), 2)
-            return train(how, str(run.root))
-        children.append((child, run))
-    for child, run in children:
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        ended.append([code, read_pointer(run, SaveKind.CHECKPOINT)])
-    print(json.dumps(ended), flush=True)
-    return None
+            train(how, str(directory))
+            return None
+        children[directory] = child
+    return children
+
+
+def end_of(child: int, directory: Path) -> tuple[int, int | None]:
+    """Exit code and newest committed step."""
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return code, read_pointer(RunDirectory(directory), SaveKind.CHECKPOINT)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -7,45 +7,51 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.unit.runtime.stop.ending_job import STEPS
 
+TIMES = 3
+CODES = {"bug in with": 1, "bug": 1, "closed": 0, "as it is": 0, "sigterm": 143}
+OTHER_RANK = "other rank"
 
-def run_job(how: str, root: Path, times: int) -> list[list[int]]:
-    """Exit code and newest committed step of each child."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.unit.runtime.stop.ending_job",
-        how,
-        str(root),
-        str(times),
-    ]
+
+class Ended(NamedTuple):
+    """What the scripts left: by the way to end, exit codes and newest committed steps; logs."""
+
+    of: dict[str, list[list[int | None]]]
+    directory: Path
+
+    def logs(self, how: str) -> list[str]:
+        return [log.read_text() for log in sorted((self.directory / how).glob("*.log"))]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """All scripts, one way to end after the other: they share one import of torch."""
+    directory = tmp_path_factory.mktemp("ending")
+    words = [str(directory), *(how for how in CODES for _ in range(TIMES)), OTHER_RANK]
+    command = [sys.executable, "-m", "tests.unit.runtime.stop.ending_job", *words]
     environ = {key: value for key, value in os.environ.items() if "TRAINSYNC" not in key}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
-    ended: list[list[int]] = json.loads(done.stdout)
-    return ended
+    return Ended(json.loads(done.stdout), directory)
 
 
-@pytest.mark.parametrize(
-    ("how", "code"), [("bug in with", 1), ("bug", 1), ("close", 0), ("", 0), ("sigterm", 143)]
-)
+@pytest.mark.parametrize(("how", "code"), CODES.items())
 def test_a_script_ends_with_its_own_exit_code_and_its_last_save_is_committed(
-    tmp_path: Path, how: str, code: int
+    ended: Ended, how: str, code: int
 ) -> None:
-    ended = run_job(how, tmp_path, times=3)
-    logs = [log.read_text() for log in sorted(tmp_path.glob("*.log"))]
-    assert ended == [[code, STEPS]] * 3, logs
+    logs = ended.logs(how)
+    assert ended.of[how] == [[code, STEPS]] * TIMES, logs
     assert all(("a bug in training" in log) == (code == 1) for log in logs)
 
 
-def test_what_lacks_another_ranks_part_is_named_when_the_monitor_ends(tmp_path: Path) -> None:
-    [ended] = run_job("other rank", tmp_path, times=1)
-    assert ended == [0, None]
-    log = (tmp_path / "0.log").read_text()
+def test_what_lacks_another_ranks_part_is_named_when_the_monitor_ends(ended: Ended) -> None:
+    assert ended.of[OTHER_RANK] == [[0, None]]
+    (log,) = ended.logs(OTHER_RANK)
     assert "the monitor ends, and these saves are not committed" in log
     assert "checkpoint 2 of attempt 0, lacks model.1" in log
 

@@ -1,0 +1,8 @@
+"""``python -m tests.distributed.said_pid``: says its pid, and waits for a signal."""
+
+import os
+import signal
+
+if __name__ == "__main__":
+    print(os.getpid(), flush=True)
+    signal.pause()
