@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 from trainsync import RunContext, all_ranks
+from trainsync.api import env
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.load import stored
 from trainsync.checkpoint.load.loading import load_shard
 from trainsync.checkpoint.load.resume import Resume
+from trainsync.checkpoint.memory import shared
 from trainsync.storage.block_digests import beside
 from trainsync.storage.copying.store import StoreSource
+from trainsync.storage.digest import file_digest
 from trainsync.storage.objects import commits, inspecting, keys
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.live import references
@@ -276,3 +279,21 @@ def flip(bucket: Bucket, key: str) -> bytes:
     bucket.delete([key])
     bucket.create(key, bytes(data))
     return sound
+
+
+def test_memory_has_the_whole_file(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    monkeypatch.setattr(shared, "open_run_store", lambda url, limits=None: bucket)
+    environ = {env.CHECKPOINT_MEMORY: "64Mi", env.CHECKPOINT_MEMORY_DIR: str(memory)}
+    with context(**environ) as ctx:
+        training = Training(ctx)
+        for step in (1, 2):
+            training.save(step)
+        files = commits.read_manifest(bucket, CHECKPOINT, 2).manifest.files
+        (expected,) = (entry.digest for entry in files if entry.path == MODEL)
+        assert base_step(bucket, 2) == 1
+        kept = {file_digest(path) for path in memory.rglob("*") if path.is_file()}
+        assert expected in kept
