@@ -8,6 +8,7 @@ import torch
 from trainsync import RunContext, all_ranks
 from trainsync.api import env
 from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.errors import SaveAbortedError
 from trainsync.checkpoint.load import stored
 from trainsync.checkpoint.load.loading import load_shard
 from trainsync.checkpoint.load.resume import Resume
@@ -160,6 +161,20 @@ def test_a_base_outlives_its_step_as_long_as_a_step_needs_it(bucket: Bucket, kee
             training.save(4)
             assert {keys.step_of(info.key) for info in bucket.below(keys.OBJECTS)} == {4}
             check(bucket, training.saved)
+
+
+def test_a_monitor_that_reads_before_it_commits_reads_both_objects(bucket: Bucket) -> None:
+    with context(**{env.CHECKPOINT_VERIFY: "digest"}) as ctx:
+        training = Training(ctx)
+        for step in (1, 2):
+            training.save(step)
+        flip(bucket, commits.read_manifest(bucket, CHECKPOINT, 1).keys[MODEL])
+        with pytest.raises(SaveAbortedError, match="has digest"):
+            training.save(3)
+        training.save(4)
+    assert base_step(bucket, 2) == 1
+    assert base_step(bucket, 4) is None, "after an abort all is written"
+    assert commits.committed_steps(bucket, CHECKPOINT) == [1, 2, 4]
 
 
 def test_after_a_restart_the_rest_is_kept_still(bucket: Bucket) -> None:

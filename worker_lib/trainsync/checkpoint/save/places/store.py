@@ -384,7 +384,7 @@ class StorePlace:
     """See `Place`.
 
     Args:
-        incremental: states of checkpoints that have not changed are not written again.
+        incremental: what has not changed of checkpoints' states is not written again.
     """
 
     def __init__(
