@@ -138,10 +138,15 @@ class StorePart:
         if older is not None and compared is not None:
             if not compared.changed and self._hold(older, self._objects_of(older)):
                 return self._keep(older)
-            base = base_of(older, compared) if compared.changed else None
+            # Another release's digests may be of other blocks than those that are put beside this.
+            is_alike = compared.blocks.block == block_digests.BLOCK
+            base = base_of(older, compared) if compared.changed and is_alike else None
             if base is not None and self._hold(older, {base.key: older.entries[0].bytes}):
                 write = partial(self._write_based, path, save, compared, base)
-                return self._again(write, is_first=True)
+                entries = self._again(write, is_first=True)
+                if entries is not None:
+                    return entries
+                self._begin_anew()
         return self._again(partial(self._write, path, save, size, kept, older), is_first=True)
 
     def write_small(self, files: Mapping[str, bytes]) -> list[FileEntry]:
@@ -218,7 +223,12 @@ class StorePart:
             self._see_wanted()
             self._number = number
             if is_first:
-                self._writer = secrets.token_hex(8)
+                self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Nothing that the part has put counts."""
+        self._number = 0
+        self._writer = secrets.token_hex(8)
 
     def _see_wanted(self) -> None:
         if self._records.outcome() is not None:
@@ -282,15 +292,19 @@ class StorePart:
         produce: Callable[[BinaryIO], object],
         compared: Compared,
         base: Base,
-    ) -> list[FileEntry]:
-        """Put the blocks of a file that ``base`` lacks, and beside it the digests of all."""
+    ) -> list[FileEntry] | None:
+        """Put the blocks of a file that ``base`` lacks, and beside it the digests of all.
+
+        None where it has other bytes than were compared, as of an object that pickles itself in
+        another way each time: what was put is of no use.
+        """
         own = base.blocks(compared.size)
+        key = self._key(self._number, path)
         entry, blocks = self._put_file(path, produce, own.own_bytes, own=own)
         if blocks != compared.blocks:
-            raise CheckpointError(
-                f"{self._participant}: the state changed while it was written; save tensors that "
-                "do not change meanwhile"
-            )
+            logger.warning("%s is written in full: pickled twice, its bytes differ", path)
+            self._bucket.delete([key])
+            return None
         self._based = {path: base}
         return self._put_beside(entry, compared.blocks, base)
 

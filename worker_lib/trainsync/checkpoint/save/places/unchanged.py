@@ -188,9 +188,7 @@ def base_of(file: KnownFile, compared: Compared) -> Base | None:
 
 def may_share(blocks: BlockDigests, older: KnownFile | None) -> bool:
     """Whether files after one with these ``blocks`` may be expected to keep a part of it: as this
-    one could have of the ``older`` one. True where there is none."""
-    if older is None:
+    one could have of the ``older`` one. True where there is none, or one with other blocks."""
+    if older is None or blocks.block != older.blocks.block:
         return True
-    if blocks.block != older.blocks.block:
-        return False
     return blocks.alike(older.blocks) >= (1 - _MOST_CHANGED) * blocks.count

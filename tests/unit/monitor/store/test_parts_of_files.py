@@ -1,0 +1,62 @@
+"""Saves that keep a part of a file, where what is written or found is odd."""
+
+from typing import Any, BinaryIO
+
+import pytest
+import torch
+from trainsync.checkpoint.save.places import store as places
+from trainsync.checkpoint.save.places import unchanged
+from trainsync.storage import block_digests
+from trainsync.storage.block_digests import BLOCK
+from trainsync.storage.objects import commits, keys
+from trainsync.storage.objects.manifests import Stored
+
+from tests.unit.monitor.store.incremental_runs import CHECKPOINT, PARTS, Run, saved
+
+EVERYONE = set(PARTS)
+
+
+@pytest.fixture(autouse=True)
+def all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States of any size are kept."""
+    for module in (places, unchanged):
+        monkeypatch.setattr(module, "LEAST", 1)
+
+
+def stored(run: Run) -> Stored:
+    return commits.read_manifest(run.bucket, CHECKPOINT, run.step)
+
+
+def test_what_pickles_itself_in_another_way_each_time_is_written_in_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dump, times = places.dump, 0
+
+    def dump_another(state: Any, file: BinaryIO) -> None:
+        nonlocal times
+        times += 1
+        dump(state | {"times": torch.full((8,), times)}, file)
+
+    monkeypatch.setattr(places, "dump", dump_another)
+    run = Run(keep=3, frozen=2)
+    for _ in range(3):
+        saved(run, EVERYONE)
+        assert stored(run).bases == {}
+    run.check()
+    put = {info.key for info in run.bucket.below(keys.step_objects(run.step))}
+    assert put == stored(run).objects, "nothing is left of what was of no use"
+
+
+def test_a_file_whose_digests_are_of_other_blocks_is_written_in_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(keep=3, frozen=4)
+    with monkeypatch.context() as patch:  # another release's
+        patch.setattr(block_digests.BlockHasher.__init__, "__defaults__", (BLOCK // 2,))
+        saved(run, EVERYONE)
+    run.restart()
+    saved(run, EVERYONE)
+    assert stored(run).bases == {}
+    saved(run, EVERYONE)
+    assert {keys.step_of(base.key) for base in stored(run).bases.values()} == {run.step - 1}
+    run.check()
