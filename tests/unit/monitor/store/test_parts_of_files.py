@@ -1,5 +1,6 @@
 """Saves that keep a part of a file, where what is written or found is odd."""
 
+from dataclasses import replace
 from typing import Any, BinaryIO
 
 import pytest
@@ -8,8 +9,12 @@ from trainsync.checkpoint.save.places import store as places
 from trainsync.checkpoint.save.places import unchanged
 from trainsync.storage import block_digests
 from trainsync.storage.block_digests import BLOCK
+from trainsync.storage.errors import DamagedFileError
 from trainsync.storage.objects import commits, keys
+from trainsync.storage.objects.live import references
 from trainsync.storage.objects.manifests import Stored
+from trainsync.storage.saves.based import Base, Blocks
+from trainsync.storage.saves.receipts import FileEntry, Receipt
 
 from tests.unit.monitor.store.incremental_runs import CHECKPOINT, PARTS, Run, saved
 
@@ -60,3 +65,28 @@ def test_a_file_whose_digests_are_of_other_blocks_is_written_in_full(
     saved(run, EVERYONE)
     assert {keys.step_of(base.key) for base in stored(run).bases.values()} == {run.step - 1}
     run.check()
+
+
+def test_a_forged_receipt_with_two_sizes_of_a_file_is_refused() -> None:
+    entry = FileEntry("actor/m.pt", 3 * BLOCK, "xxh3-128:" + "0" * 32)
+    older = "objects/global_step_4/run-0-aaaaaaaa0-bbbbbbbb/actor/m.pt"
+    receipt = Receipt(
+        kind=CHECKPOINT,
+        step=5,
+        attempt=0,
+        incarnation="aaaaaaaa0",
+        component="model",
+        rank=0,
+        world_size=1,
+        files=(entry,),
+        seconds=0.0,
+        based={entry.path: Base.of(older, Blocks.of(entry.bytes, BLOCK, [1]))},
+        version=2,
+    )
+    references.check_older("receipt", receipt)
+    assert receipt.kept_bytes == 2 * BLOCK
+    twice = (replace(entry, bytes=7 * BLOCK), replace(entry, bytes=9 * BLOCK), entry)
+    with pytest.raises(DamagedFileError, match="names other blocks"):
+        references.check_older("receipt", replace(receipt, files=twice))
+    with pytest.raises(DamagedFileError, match="which it does not list"):
+        references.check_older("receipt", replace(receipt, files=()))

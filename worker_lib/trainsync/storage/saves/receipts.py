@@ -188,8 +188,10 @@ def withdraw_receipt(save: SaveDirectory, participant: Participant) -> None:
 
 
 def read_receipt(path: Path) -> Receipt:
-    """Raises `FileNotFoundError`, `DamagedFileError`."""
+    """Raises `FileNotFoundError`, `DamagedFileError`: also one with what only a store has."""
     receipt = records.read(_RECEIPT, path)
+    if receipt.based or receipt.version != 1:
+        raise DamagedFileError(path, "names parts of files, which a volume does not have")
     _agree(path, path.name, f"{receipt.participant}.json")
     return receipt
 

@@ -243,11 +243,11 @@ def check_older(record: str, receipt: Receipt) -> None:
         for key in receipt.kept.values():
             if keys.step_of(key) >= receipt.step:
                 raise UnsafePathError(f"names {key!r}, which was not put for an older step")
-        sizes = {entry.path: entry.bytes for entry in receipt.files}
-        for path, base in receipt.based.items():
-            if path not in sizes:
-                raise ValueError(f"has a base of {path!r}, which it does not list")
-            manifests.check_base(base, sizes[path], receipt.step)
+        if lacks := receipt.based.keys() - {entry.path for entry in receipt.files}:
+            raise ValueError(f"has a base of {min(lacks)!r}, which it does not list")
+        for entry in receipt.files:  # a forged one may list a path twice
+            if (base := receipt.based.get(entry.path)) is not None:
+                manifests.check_base(base, entry.bytes, receipt.step)
     except (UnsafePathError, ValueError) as error:
         raise DamagedFileError(where, str(error)) from error
     if bool(receipt.based) is not (receipt.version == 2):
