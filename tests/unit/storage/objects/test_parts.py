@@ -98,6 +98,26 @@ def test_each_version_reads_as_it_was_saved_and_rests_on_one_whole_object(
                 assert sizes[now.places[0]] <= 0.75 * len(content)
 
 
+def test_however_the_blocks_alternate_a_range_is_two_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size, bucket = 64 * BLOCK, memory()
+    base = Base.of(OLDER, Blocks.of(size, BLOCK, range(1, 64, 2)))
+    bucket.upload(OLDER, iter([b"a" * size]), size)
+    bucket.upload(OWN, iter([b"b" * (size // 2)]), size // 2)
+    asked: list[tuple[str, int]] = []
+    read = Bucket.range
+
+    def count(bucket: Bucket, key: str, size: int, start: int, end: int) -> memoryview:
+        asked.append((key, end - start))
+        return read(bucket, key, size, start, end)
+
+    monkeypatch.setattr(Bucket, "range", count)
+    data = parts.read_range(bucket, OWN, size, base, BLOCK - 1, size - BLOCK + 1)
+    assert data == b"a" + (b"b" * BLOCK + b"a" * BLOCK) * 31 + b"b"
+    assert asked == [(OWN, 31 * BLOCK + 1), (OLDER, 1 + 62 * BLOCK)]
+
+
 def test_what_stays_as_it_is_by_now_gets_a_new_base(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unchanged, "LEAST", 1)
 

@@ -115,7 +115,8 @@ def check_digests(
 ) -> list[StoredSave]:
     """Read every object whose size is right, and add what differs to the saves' findings.
 
-    An object that several saves name is read once. A save that is pruned meanwhile is left out.
+    A file that several saves have of the same objects is read once. A save that is pruned meanwhile
+    is left out.
     """
     problems: dict[tuple[SaveKind, int], list[Finding]] = {}
 
