@@ -7,6 +7,7 @@ import pytest
 import torch
 from trainsync.checkpoint.save.places import store as places
 from trainsync.checkpoint.save.places import unchanged
+from trainsync.checkpoint.save.places.store import StorePlace
 from trainsync.storage import block_digests
 from trainsync.storage.block_digests import BLOCK
 from trainsync.storage.errors import DamagedFileError
@@ -16,7 +17,16 @@ from trainsync.storage.objects.manifests import Stored
 from trainsync.storage.saves.based import Base, Blocks
 from trainsync.storage.saves.receipts import FileEntry, Receipt
 
-from tests.unit.monitor.store.incremental_runs import CHECKPOINT, PARTS, Run, saved
+from tests.unit.monitor.store.incremental_runs import (
+    CHECKPOINT,
+    PARTS,
+    SIZE,
+    Run,
+    owner_of,
+    path_of,
+    saved,
+    state,
+)
 
 EVERYONE = set(PARTS)
 
@@ -90,3 +100,27 @@ def test_a_forged_receipt_with_two_sizes_of_a_file_is_refused() -> None:
         references.check_older("receipt", replace(receipt, files=twice))
     with pytest.raises(DamagedFileError, match="which it does not list"):
         references.check_older("receipt", replace(receipt, files=()))
+
+
+def test_a_process_that_starts_again_saves_the_step_with_other_parts() -> None:
+    run = Run(keep=1, frozen=2)
+    saved(run, EVERYONE)
+    run.restart()
+    saved(run, EVERYONE)
+    run.register(EVERYONE)
+    (step, part, value), owner = run.todo[0], owner_of(run.attempt)
+    dying = run.place.part(CHECKPOINT, step, part)
+    dying.write_state(path_of(part), state(value, run.frozen), SIZE * 4, None)
+    assert dying.based != {}
+    run.place = StorePlace(run.bucket, owner.attempt, owner.incarnation, incremental=True)
+    while run.todo:
+        run.write(0)
+    run.tick()
+    run.check()
+    (committed,) = commits.committed_steps(run.bucket, CHECKPOINT)
+    assert committed == step
+    assert dying.writer not in stored(run).keys[path_of(part)]
+    run.go_on()
+    run.sweep()
+    run.check()
+    assert {info.key for info in run.bucket.below(keys.OBJECTS)} == stored(run).objects
