@@ -72,7 +72,7 @@ class Plan:
     """Elements that every state has at least."""
     frozen: tuple[str, ...] = ()
     """Components whose states are the same in all steps and attempts; with some, saves are
-    incremental."""
+    incremental, and half of the other states have a tensor that is."""
 
     def keeping(self, keep: int | None) -> "Plan":
         """This plan with another number of steps to keep."""
@@ -117,17 +117,19 @@ class Plan:
 
     def state(self, attempt: int, step: int, component: str, rank: int) -> dict[str, Any]:
         """The state of a rank's component; every byte depends on rank and component, and on the
-        step unless the component is frozen."""
+        step unless the component is frozen, or a tensor of it is."""
         if component in self.frozen:
             attempt = step = 0
         dice = random.Random(f"{self.seed} {attempt} {step} {component} {rank}")
         size = dice.choice((0, 1, dice.randrange(1, 500), dice.randrange(1, self.largest + 1)))
         size = max(size, self.least, FROZEN_ELEMENTS if component in self.frozen else 0)
-        return {
-            "whose": [attempt, step, rank],
-            "component": component,
-            "weights": torch.full((size,), dice.random(), dtype=torch.float32),
-        }
+        state: dict[str, Any] = {"whose": [attempt, step, rank], "component": component}
+        always = random.Random(f"{self.seed} {component} {rank}")
+        if self.frozen and component not in self.frozen and always.random() < 0.5:
+            size = max(always.randrange(1, self.largest + 1), self.least)  # files of one size
+            still = torch.full((4 * FROZEN_ELEMENTS,), always.random(), dtype=torch.float32)
+            state["still"] = still
+        return state | {"weights": torch.full((size,), dice.random(), dtype=torch.float32)}
 
 
 def same(first: Any, second: Any) -> bool:
@@ -138,7 +140,9 @@ def same(first: Any, second: Any) -> bool:
         and first.keys() == second.keys()
         and first["whose"] == second["whose"]
         and first["component"] == second["component"]
-        and torch.equal(first["weights"], second["weights"])
+        and all(
+            torch.equal(first[name], second[name]) for name in ("still", "weights") if name in first
+        )
     )
 
 

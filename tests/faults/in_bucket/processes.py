@@ -11,6 +11,7 @@ from typing import Any, Final
 from trainsync.api import env
 from trainsync.checkpoint.load.resume import open_stored_resume
 from trainsync.checkpoint.save.places import store as store_place
+from trainsync.checkpoint.save.places import unchanged
 from trainsync.monitor.client import store as store_client
 from trainsync.monitor.client.store import StoreMonitorClient, StoreRankClient
 from trainsync.monitor.commit.core import CoreSettings
@@ -87,8 +88,8 @@ def enter(where: InBucket) -> None:
     modules._SWEEPS = SWEEPS
     modules = term_hold
     modules._CHECK_SECONDS = 1.0
-    modules = store_place
-    modules.LEAST = 1  # so that states of trials are large enough to be kept
+    for modules in (store_place, unchanged):
+        modules.LEAST = 1  # so that states of trials are large enough to be kept
 
 
 def host(where: InBucket, plan: Plan) -> StoreMonitorClient:

@@ -4,6 +4,7 @@ Nothing of the library reads here but what it says of names of shards: objects, 
 records are read as JSON and bytes.
 """
 
+import base64
 import io
 import json
 import os
@@ -43,7 +44,8 @@ class Manifest:
     @property
     def keys(self) -> set[str]:
         """Keys of its objects."""
-        return {file["key"] for file in self.files}
+        bases = {file["base"]["key"] for file in self.files if "base" in file}
+        return bases | {file["key"] for file in self.files}
 
 
 class Reading:
@@ -200,9 +202,9 @@ def check_commit(
     if shards != plan.files(_KIND, steps[attempt, step]):
         raise BrokenError(f"step {step} lists {sorted(listed)}")
     for file in manifest.files:
-        data = reading.bytes_of(file["key"])
-        if data is None:
-            raise BrokenError(f"step {step} is committed, and its object {file['key']} is gone")
+        data = _object(reading, step, file["key"])
+        if (base := file.get("base")) is not None:
+            data = _put_together(data, _object(reading, step, base["key"]), base)
         if len(data) != file["bytes"]:
             raise BrokenError(
                 f"committed step {step} is torn: {file['key']} has {len(data)} bytes, its "
@@ -212,6 +214,26 @@ def check_commit(
             raise BrokenError(f"committed step {step} is torn: the digest of {file['key']}")
         if file["path"] in shards:
             _check_content(plan, attempt, step, file["path"], data)
+
+
+def _object(reading: Reading, step: int, key: str) -> bytes:
+    data = reading.bytes_of(key)
+    if data is None:
+        raise BrokenError(f"step {step} is committed, and its object {key} is gone")
+    return data
+
+
+def _put_together(own: bytes, older: bytes, base: dict[str, Any]) -> bytes:
+    """The bytes of a file whose own object has some blocks of it, and an older one the others."""
+    size, bits = base["block"], base64.b64decode(base["own"])
+    found, at = bytearray(), 0
+    for number, start in enumerate(range(0, len(older), size)):
+        block = older[start : start + size]
+        if bits[number // 8] >> number % 8 & 1:
+            block = own[at : at + len(block)]
+            at += len(block)
+        found += block
+    return bytes(found + own[at:])
 
 
 def _check_content(plan: Plan, attempt: int, step: int, path: str, data: bytes) -> None:

@@ -19,9 +19,11 @@ REFERENCE = "actor/reference_world_size_1_rank_0.pt"
 
 
 def states(step: int) -> dict[str, dict[str, torch.Tensor]]:
-    """A model that changes, and one that does not; 2 MiB each."""
+    """A model of which the first 4 MiB do not change, and the last 2 do; and one of 2 MiB that does
+    not."""
     values = torch.arange(float(1 << 19))
-    return {"model": {"w": values + step}, "reference": {"w": values}}
+    model = {"frozen": torch.cat([values, -values]), "w": values + step}
+    return {"model": model, "reference": {"w": values}}
 
 
 def save(saving: CheckpointCoordinator, step: int) -> None:

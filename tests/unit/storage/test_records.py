@@ -10,6 +10,7 @@ from trainsync.storage.saves.receipts import FileEntry, ParticipantFailure, Save
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, directory, receipt
 
 ENTRY = FileEntry("actor/m.pt", 3, "xxh3-128:" + "0" * 32)
+BASE = {"key": "objects/global_step_1/w/m.pt", "block": 4096, "own": "AQ=="}
 
 
 def written(tmp_path: Path) -> Path:
@@ -26,7 +27,7 @@ def test_a_receipt_is_camel_case_json_as_the_contract_says(tmp_path: Path) -> No
     assert set(data) == {
         "version", "kind", "step", "attempt", "incarnation", "component", "rank", "worldSize",
         "files", "seconds", "blockedSeconds", "queueSeconds", "slotSeconds", "stagedBytes",
-        "coordinates", "replaces", "kept",
+        "coordinates", "replaces", "kept", "based",
     }  # fmt: skip
 
 
@@ -39,7 +40,9 @@ def test_unknown_fields_of_a_newer_release_are_passed_over(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"version": 2}, "version"),
+        ({"version": 3}, "version"),
+        ({"version": 2}, "names parts of files, which a volume does not have"),
+        ({"based": {"actor/m.pt": BASE}}, "names parts of files, which a volume does not have"),
         ({"rank": -1}, "rank"),
         ({"step": "many"}, "step"),
         ({"worldSize": 0}, "worldSize"),

@@ -112,7 +112,8 @@ class CheckpointCoordinator:
         memory: where shards of checkpoints are kept, too, for a process that starts again.
         incremental: a component whose state has not changed since the newest committed checkpoint
             (a frozen model) is not written again: the checkpoint has the file of the older one. In
-            a bucket each process's first one is compared with what its attempt resumed from.
+            a bucket so are blocks of a component (frozen layers), and each process's first one is
+            compared with what its attempt resumed from.
     """
 
     def __init__(

@@ -33,6 +33,19 @@ class BlockDigests:
     block: int
     digests: bytes
 
+    @property
+    def count(self) -> int:
+        """How many blocks there are."""
+        return len(self.digests) // _DIGEST
+
+    def alike(self, other: "BlockDigests") -> int:
+        """How many blocks are the same in both, at the same place."""
+        return sum(one == two for one, two in zip(self._each(), other._each(), strict=False))
+
+    def _each(self) -> Iterator[bytes]:
+        for start in range(0, len(self.digests), _DIGEST):
+            yield self.digests[start : start + _DIGEST]
+
     def encode(self) -> bytes:
         """The bytes of the file that has them."""
         return _HEAD.pack(_MAGIC, self.block) + self.digests
@@ -62,7 +75,11 @@ def of_one_block(file_digest: str) -> BlockDigests:
 
 
 class BlockHasher:
-    """Takes a file's bytes in order, and the digest of each block."""
+    """Takes a file's bytes in order, and the digest of each block.
+
+    Args:
+        block: bytes of one.
+    """
 
     def __init__(self, block: int = BLOCK) -> None:
         self._block = block
@@ -85,11 +102,15 @@ class BlockHasher:
             self._end_block()
         return BlockDigests(self._block, b"".join(self._done)) if len(self._done) > 1 else None
 
-    def differs(self, other: BlockDigests) -> bool:
-        """Whether a block that has ended since the last call is another one than in ``other``."""
+    def differing(self, other: BlockDigests) -> list[int]:
+        """The numbers of the blocks that have ended since the last call and are others than in
+        ``other``, whose blocks have as many bytes."""
         start, self._compared = self._compared, len(self._done)
-        theirs = other.digests[start * _DIGEST : self._compared * _DIGEST]
-        return other.block != self._block or b"".join(self._done[start:]) != theirs
+        return [
+            number
+            for number, mine in enumerate(self._done[start:], start)
+            if mine != other.digests[number * _DIGEST : (number + 1) * _DIGEST]
+        ]
 
     def _cut(self, data: memoryview) -> Iterator[memoryview]:
         while data:

@@ -132,7 +132,7 @@ def test_objects_named_by_a_step_stay_while_a_save_may_have_them_of_one_that_is_
 def _load(ctx: RunContext, bucket: Bucket, step: int, path: str) -> torch.Tensor:
     """From the store as if ``step`` were the newest."""
     found = commits.read_manifest(bucket, CHECKPOINT, step)
-    files = stored.StoredFiles(URL, found.keys)
+    files = stored.StoredFiles.named_by(URL, found)
     made = resume.Resume(step, Path(URL), found.manifest, lambda text: True, store=files)
     weight: torch.Tensor = load_shard(made, path)["w"]
     return weight

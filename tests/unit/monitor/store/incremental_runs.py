@@ -9,7 +9,7 @@ from trainsync.monitor.commit.core import CoreSettings
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.store.core import StoreCore
 from trainsync.storage.digest import format_digest, new_hasher
-from trainsync.storage.objects import commits, inspecting, removal
+from trainsync.storage.objects import commits, inspecting, parts, removal
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.saves.receipts import Participant, Receipt
 
@@ -24,14 +24,20 @@ def owner_of(attempt: int) -> SaveOwner:
     return SaveOwner(attempt, f"aaaaaaaa{attempt}")
 
 
-def state(value: int) -> dict[str, torch.Tensor]:
-    return {"w": torch.full((SIZE,), float(value))}
+def state(value: int, frozen: int = 0) -> dict[str, torch.Tensor]:
+    """Of ``value``, after something ``frozen`` times as large that never changes."""
+    return {"frozen": torch.ones(frozen * SIZE), "w": torch.full((SIZE,), float(value))}
 
 
 class Run:
-    """A store, a monitor, and the writers of an attempt."""
+    """A store, a monitor, and the writers of an attempt.
 
-    def __init__(self, keep: int) -> None:
+    Args:
+        frozen: see `state`; of each part.
+    """
+
+    def __init__(self, keep: int, frozen: int = 0) -> None:
+        self.frozen = frozen
         self.bucket: Bucket = memory()
         self.keep = keep
         self.attempt = 0
@@ -89,7 +95,7 @@ class Run:
         step, part, value = self.todo.pop(number % len(self.todo))
         owner = owner_of(self.attempt)
         files = self.place.part(CHECKPOINT, step, part)
-        entries = files.write_state(path_of(part), state(value), SIZE * 4, None)
+        entries = files.write_state(path_of(part), state(value, self.frozen), SIZE * 4, None)
         receipt = Receipt(
             kind=CHECKPOINT,
             step=step,
@@ -102,6 +108,8 @@ class Run:
             seconds=0.0,
             writer=files.writer,
             kept=files.kept,
+            based=files.based,
+            version=2 if files.based else 1,
         )
         files.write_receipt(receipt)
 
@@ -139,10 +147,11 @@ class Run:
             stored = commits.read_manifest(self.bucket, CHECKPOINT, step)
             values = self.saved[stored.manifest.attempt, step]
             for entry in stored.manifest.files:
-                blob = self.bucket.get(stored.keys[entry.path])
-                assert digest_of(blob.data) == entry.digest
+                key, base = stored.keys[entry.path], stored.bases.get(entry.path)
+                data = b"".join(parts.read_blocks(self.bucket, key, entry.bytes, base))
+                assert digest_of(data) == entry.digest
                 if entry.path in values:
-                    assert blob.data.find(bytes(state(values[entry.path])["w"].numpy())) > 0
+                    assert data.find(bytes(state(values[entry.path])["w"].numpy())) > 0
         self.check_saves()
 
     def check_saves(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from trainsync import failpoints
 from trainsync.checkpoint.save.places import store as places
+from trainsync.checkpoint.save.places import unchanged
 from trainsync.monitor.store import tidy
 from trainsync.storage.objects import commits, inspecting, keys, removal
 from trainsync.storage.objects.bucket import Bucket
@@ -27,7 +28,8 @@ FROZEN = path_of(PARTS[0])
 @pytest.fixture(autouse=True)
 def all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """States of any size are kept."""
-    monkeypatch.setattr(places, "LEAST", 1)
+    for module in (places, unchanged):
+        monkeypatch.setattr(module, "LEAST", 1)
 
 
 @pytest.fixture

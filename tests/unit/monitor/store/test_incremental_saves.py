@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from trainsync import failpoints
 from trainsync.api.protocol import DamageReport
 from trainsync.checkpoint.save.places import store as places
+from trainsync.checkpoint.save.places import unchanged
 from trainsync.monitor.errors import MonitorError
 from trainsync.monitor.ledger.saves import AbortReason, SaveKey
 from trainsync.storage.errors import DamagedFileError, StorageError
@@ -89,8 +90,8 @@ ACTS = st.builds(
 class Driver:
     """Does what it is told, with an event in it."""
 
-    def __init__(self, keep: int) -> None:
-        self.run = Run(keep)
+    def __init__(self, keep: int, frozen: int = 0) -> None:
+        self.run = Run(keep, frozen)
 
     def do(self, act: Act) -> None:
         """One act; a process that is killed in it begins anew."""
@@ -152,13 +153,18 @@ class Driver:
 
 
 @settings(max_examples=25)
-@given(keep=st.integers(1, 3), acts=st.lists(ACTS, min_size=6, max_size=12))
+@given(
+    keep=st.integers(1, 3),
+    frozen=st.sampled_from((0, 2)),
+    acts=st.lists(ACTS, min_size=6, max_size=12),
+)
 def test_whatever_happens_each_committed_step_is_whole_and_is_what_was_saved(
-    keep: int, acts: list[Act]
+    keep: int, frozen: int, acts: list[Act]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(places, "LEAST", 1)
-        driver = Driver(keep)
+        for module in (places, unchanged):
+            patch.setattr(module, "LEAST", 1)
+        driver = Driver(keep, frozen)
         for act in acts:
             driver.do(act)
             driver.run.check()
@@ -167,7 +173,8 @@ def test_whatever_happens_each_committed_step_is_whole_and_is_what_was_saved(
 @pytest.fixture
 def all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """States of any size are kept."""
-    monkeypatch.setattr(places, "LEAST", 1)
+    for module in (places, unchanged):
+        monkeypatch.setattr(module, "LEAST", 1)
 
 
 @pytest.mark.usefixtures("all_sizes")

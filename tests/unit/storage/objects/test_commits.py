@@ -119,7 +119,8 @@ def test_a_pointer_that_names_no_step_stays(text: str) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"version": 2}, "version"),
+        ({"version": 3}, "version"),
+        ({"version": 2}, "is of version 2, with 0 bases"),
         ({"step": 6}, "is the manifest of checkpoint 6"),
         ({"files": []}, "files"),
         ({"path": "../x"}, "plain relative path"),

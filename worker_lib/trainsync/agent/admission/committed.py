@@ -97,7 +97,7 @@ def _proof_of(bucket: Bucket, stored: Stored) -> Proof | None:
     if len(found) > 1:
         raise DamagedFileError(path, f"is one of {len(found)} proofs, expected one")
     try:
-        data = OpenedFiles.of(bucket, stored.keys).read(found[0])
+        data = OpenedFiles.of(bucket, stored).read(found[0])
     except (ObjectMissingError, ObjectChangedError, DifferentBytesError) as error:
         raise DigestMismatchError(str(error)) from error
     proof = decode_proof(data, path)

@@ -8,6 +8,7 @@ import torch
 from trainsync.agent.fellows.fetching import from_pieces, from_volume
 from trainsync.agent.fellows.holding import Holding
 from trainsync.agent.fellows.versions import HeldVersions
+from trainsync.storage.objects import parts
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingError
 from trainsync.storage.objects.manifests import Stored
@@ -92,7 +93,7 @@ def _take(bucket: Bucket, stored: Stored, holding: Holding, index: int, deadline
     entry = holding.files[index]
     key = stored.keys[entry.path]
     try:
-        blocks = bucket.blocks(key, entry.bytes)
+        blocks = parts.read_blocks(bucket, key, entry.bytes, stored.bases.get(entry.path))
         from_pieces(holding, index, blocks, f"{bucket.name}/{key}", deadline)
     except (ObjectMissingError, ObjectChangedError) as error:  # the manifest is looked at again
         raise DigestMismatchError(str(error)) from error

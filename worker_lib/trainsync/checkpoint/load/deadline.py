@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Self
 
 from trainsync.checkpoint.errors import LoadTimeoutError
 from trainsync.checkpoint.load.stored import StoredFiles
@@ -30,6 +31,13 @@ class FilesInTime(StoredFiles):
     what: str
     deadline: float
     bucket: Bucket | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def by(
+        cls, files: StoredFiles, what: str, deadline: float, bucket: Bucket | None = None
+    ) -> Self:
+        """The same ``files``; see the attributes."""
+        return cls(files.url, files.keys, what, deadline, bucket, bases=files.bases)
 
     def blocks(self, entry: FileEntry) -> Iterator[bytes]:
         """See `StoredFiles`."""

@@ -206,5 +206,5 @@ def open_stored_resume(
         report,
         memory,
         report_load,
-        StoredFiles(url, dict(stored.keys)),
+        StoredFiles.named_by(url, stored),
     )

@@ -37,7 +37,7 @@ class StepFiles:
         self._stored: StoredShards | None = None
         store = resume.store
         if store is not None and deadline is not None:
-            store = FilesInTime(store.url, store.keys, f"step {resume.step}", deadline)
+            store = FilesInTime.by(store, f"step {resume.step}", deadline)
         if store is not None:
             self._stored = StoredShards(resume, store)
 

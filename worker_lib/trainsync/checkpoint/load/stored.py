@@ -5,21 +5,31 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from trainsync.storage import digest
+from trainsync.storage.objects import parts
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import StoreError
+from trainsync.storage.objects.manifests import Stored
 from trainsync.storage.objects.of_run import open_run_store
+from trainsync.storage.saves.based import Base
 from trainsync.storage.saves.receipts import FileEntry
 
 
 @dataclass(frozen=True)
 class StoredFiles:
-    """The objects of a checkpoint in the store of ``url``: the key of each file's path.
+    """The objects of a checkpoint in the store of ``url``: the key of each file's path, and of a
+    file of which that object has a part, where the rest is.
 
     A copy in another process opens the store by that process's environment.
     """
 
     url: str
     keys: Mapping[str, str] = field(repr=False)
+    bases: Mapping[str, Base] = field(default_factory=dict, repr=False, kw_only=True)
+
+    @classmethod
+    def named_by(cls, url: str, stored: Stored) -> "StoredFiles":
+        """Those that a manifest names."""
+        return StoredFiles(url, dict(stored.keys), bases=dict(stored.bases))
 
     def blocks(self, entry: FileEntry) -> Iterator[bytes]:
         """The bytes of a file, which are compared with the manifest when all have come.
@@ -29,7 +39,8 @@ class StoredFiles:
             DifferentBytesError: it is not what the manifest says.
         """
         hasher = digest.new_hasher()
-        for block in self._store().blocks(self.keys[entry.path], entry.bytes):
+        key, base = self.keys[entry.path], self.bases.get(entry.path)
+        for block in parts.read_blocks(self._store(), key, entry.bytes, base):
             hasher.update(block)
             yield block
         found = digest.format_digest(hasher)
@@ -44,7 +55,8 @@ class StoredFiles:
         Raises:
             StoreError: the object is gone, has another size, or the store cannot be read.
         """
-        return self._store().range(self.keys[entry.path], entry.bytes, start, end)
+        key, base = self.keys[entry.path], self.bases.get(entry.path)
+        return parts.read_range(self._store(), key, entry.bytes, base, start, end)
 
     @property
     def part_bytes(self) -> int:
@@ -70,9 +82,9 @@ class OpenedFiles(StoredFiles):
     bucket: Bucket = field(repr=False, compare=False)
 
     @classmethod
-    def of(cls, bucket: Bucket, keys: Mapping[str, str]) -> "OpenedFiles":
-        """Args: see `StoredFiles`."""
-        return cls(bucket.name, keys, bucket)
+    def of(cls, bucket: Bucket, stored: Stored) -> "OpenedFiles":
+        """Those that a manifest names."""
+        return cls(bucket.name, stored.keys, bucket, bases=stored.bases)
 
     def _store(self) -> Bucket:
         return self.bucket

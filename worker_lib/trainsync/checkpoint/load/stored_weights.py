@@ -11,6 +11,7 @@ import torch
 from trainsync.checkpoint.load.deadline import FilesInTime
 from trainsync.checkpoint.load.reshard.read import ComponentRead
 from trainsync.checkpoint.load.resume import Resume
+from trainsync.checkpoint.load.stored import OpenedFiles
 from trainsync.checkpoint.load.stored_megatron import stored_megatron_weights
 from trainsync.checkpoint.load.stored_shards import StoredShards
 from trainsync.checkpoint.load.whole_weights import model_of, want_all
@@ -36,7 +37,7 @@ def stored_weights(bucket: Bucket, stored: Stored, *, deadline: float) -> dict[s
     """
     manifest = stored.manifest
     what = f"{manifest.kind.value} {manifest.step}"
-    files = FilesInTime(bucket.name, stored.keys, what, deadline, bucket)
+    files = FilesInTime.by(OpenedFiles.of(bucket, stored), what, deadline, bucket)
     resume = Resume(manifest.step, Path(step_name(manifest.step)), manifest, store=files)
     shards = StoredShards(resume, files)
     reading = ComponentRead(shards, model_of(manifest), 0, 1)

@@ -34,6 +34,7 @@ from trainsync.storage.saves.receipts import (
     ParticipantFailure,
     Receipt,
     SaveOutcome,
+    kept_bytes,
 )
 
 logger = logging.getLogger(__name__)
@@ -182,11 +183,11 @@ class PartWriter:
             raise  # the process is told to end: no other process may wait for this part
         finally:
             self._clear()
-        kept = [entry for entry in entries if entry.path in self._files.kept]
+        kept, based = self._files.kept, self._files.based
         size = sum(entry.bytes for entry in entries)
-        kept_bytes = sum(entry.bytes for entry in kept)
+        not_written = sum(kept_bytes(entry, kept, based) for entry in entries)
         return Written(
-            len(entries) - len(kept), size - kept_bytes, seconds, queue_seconds, kept_bytes
+            len(entries) - len(kept), size - not_written, seconds, queue_seconds, not_written
         )
 
     def meet(self, error: Exception) -> None:
@@ -226,7 +227,7 @@ class PartWriter:
     def _write_receipt(
         self, entries: Sequence[FileEntry], cost: SaveCost, seconds: float, queue_seconds: float
     ) -> None:
-        blocked = cost.blocked_seconds
+        blocked, based = cost.blocked_seconds, self._files.based
         receipt = Receipt(
             kind=self.kind,
             step=self.step,
@@ -245,6 +246,8 @@ class PartWriter:
             writer=self._files.writer,
             replaces=self._files.claim(),
             kept=self._files.kept,
+            based=based,
+            version=2 if based else 1,
         )
         try:
             self._files.write_receipt(receipt)

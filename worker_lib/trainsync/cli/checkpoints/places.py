@@ -9,7 +9,7 @@ from trainsync.api import env
 from trainsync.api.protocol import SaveKind
 from trainsync.cli.checkpoints import reports
 from trainsync.cli.checkpoints.prune import plan as prune_plan
-from trainsync.cli.checkpoints.reports import SaveReport
+from trainsync.cli.checkpoints.reports import Kept, SaveReport
 from trainsync.cli.options import chosen, open_run
 from trainsync.cli.output.console import USAGE, fail
 from trainsync.storage.errors import DamagedFileError
@@ -78,8 +78,8 @@ class Place(Protocol):
         """The saves, with what reading every byte found."""
         ...
 
-    def kept(self, save: InspectedSave) -> Mapping[str, int]:
-        """The files that a save has in common with an older step, by path, and that step."""
+    def kept(self, save: InspectedSave) -> Mapping[str, Kept]:
+        """What files of a save have in common with an older step, by path."""
         ...
 
     def beside(self, saves: Sequence[InspectedSave], step: int | None) -> list[Finding]:
@@ -187,7 +187,7 @@ class DirectoryPlace:
         """See `Place`."""
         return volume_saves.check_digests(self.run, saves, threads=threads, on_bytes=on_bytes)
 
-    def kept(self, save: InspectedSave) -> Mapping[str, int]:
+    def kept(self, save: InspectedSave) -> Mapping[str, Kept]:
         """See `Place`: none."""
         del save
         return {}
@@ -267,11 +267,19 @@ class StorePlace:
         )
         return [one.save for one in checked]
 
-    def kept(self, save: InspectedSave) -> Mapping[str, int]:
+    def kept(self, save: InspectedSave) -> Mapping[str, Kept]:
         """See `Place`."""
         (found,) = self.stored([save])
-        kept = {} if found.stored is None else found.stored.kept
-        return {path: keys.step_of(key) for path, key in kept.items()}
+        if (stored := found.stored) is None:
+            return {}
+        kept = {}
+        for entry in stored.manifest.files:
+            size = receipts.kept_bytes(entry, stored.kept, stored.bases)
+            if size:
+                whole = size == entry.bytes
+                key = stored.keys[entry.path] if whole else stored.bases[entry.path].key
+                kept[entry.path] = Kept(keys.step_of(key), size)
+        return kept
 
     def beside(self, saves: Sequence[InspectedSave], step: int | None) -> list[Finding]:
         """See `Place`."""

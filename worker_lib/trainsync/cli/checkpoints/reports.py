@@ -15,6 +15,14 @@ from trainsync.storage.leases import LeaseBook
 
 
 @dataclass(frozen=True)
+class Kept:
+    """How many ``bytes`` of a file, or all, an older ``step`` has put."""
+
+    step: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class SaveReport:
     """A save, and what holds it. ``kept``: whether retention would; None where it was not asked."""
 

@@ -10,7 +10,7 @@ from trainsync.api.base import format_time
 from trainsync.api.words import clean
 from trainsync.cli.checkpoints import reports
 from trainsync.cli.checkpoints.places import Place, open_place
-from trainsync.cli.checkpoints.reports import SaveReport
+from trainsync.cli.checkpoints.reports import Kept, SaveReport
 from trainsync.cli.options import (
     LATEST,
     AllowHttp,
@@ -28,6 +28,7 @@ from trainsync.storage.digest import ALGORITHM
 from trainsync.storage.inspect.findings import in_order
 from trainsync.storage.objects.opening import StoreOptions
 from trainsync.storage.saves.manifest import Manifest
+from trainsync.storage.saves.receipts import FileEntry
 
 
 @guarded
@@ -87,11 +88,11 @@ def _details(place: Place, report: SaveReport) -> dict[str, Any]:
                 "path": entry.path,
                 "bytes": entry.bytes,
                 "digest": entry.digest,
-                "writtenBy": kept.get(entry.path, record.step),
             }
+            | _written(entry, kept.get(entry.path), record.step)
             for entry in record.files
         ],
-        "keptBytes": sum(entry.bytes for entry in record.files if entry.path in kept),
+        "keptBytes": sum(found.bytes for found in kept.values()),
         "seconds": place.seconds(record),
     }
 
@@ -107,7 +108,7 @@ def _print(place: Place, report: SaveReport) -> None:
         "committed": format_time(record.created_at)
         + ("" if seconds is None else f", {seconds:.1f} s after it was registered"),
         "attempt": f"{record.attempt}, incarnation {record.incarnation}, run {record.run_uid}",
-        "size": f"{decimal(record.bytes)} in {len(record.files)} files" + _of_older(record, kept),
+        "size": f"{decimal(record.bytes)} in {len(record.files)} files" + _of_older(kept),
         "manifest": committed.digest,
         "latest": "yes" if report.pointed_at else "no",
         "leases": ", ".join(report.leases) or "none",
@@ -120,16 +121,29 @@ def _print(place: Place, report: SaveReport) -> None:
     console.print(f"{ALGORITHM:32} {'size':>9}  file", style="bold", soft_wrap=True)
     for entry in record.files:
         line = f"{entry.digest.partition(':')[2]:32} {decimal(entry.bytes):>9}  {entry.path}"
-        if entry.path in kept:
-            line += f"  (of step {kept[entry.path]})"
+        if (older := kept.get(entry.path)) is not None:
+            part = "" if older.bytes == entry.bytes else f"{decimal(older.bytes)} "
+            line += f"  ({part}of step {older.step})"
         console.print(clean(line), markup=False, soft_wrap=True)
     console.print()
 
 
-def _of_older(record: Manifest, kept: Mapping[str, int]) -> str:
+def _written(entry: FileEntry, kept: Kept | None, step: int) -> dict[str, Any]:
+    """By which step the file was put, and how many bytes of it are of which older one."""
+    if kept is None:
+        return {"writtenBy": step, "keptBytes": 0, "keptOf": None}
+    whole = kept.bytes == entry.bytes
+    return {
+        "writtenBy": kept.step if whole else step,
+        "keptBytes": kept.bytes,
+        "keptOf": kept.step,
+    }
+
+
+def _of_older(kept: Mapping[str, Kept]) -> str:
     if not kept:
         return ""
-    size = sum(entry.bytes for entry in record.files if entry.path in kept)
+    size = sum(found.bytes for found in kept.values())
     return f", {decimal(size)} of them of older steps"
 
 

@@ -145,7 +145,7 @@ def _stored(
         partial(coordinator.report_damage, step, found.digest),
         coordinator.memory,
         coordinator.report_load,
-        StoredFiles(url, dict(found.keys)),
+        StoredFiles.named_by(url, found),
     )
 
 

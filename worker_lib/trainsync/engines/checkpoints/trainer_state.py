@@ -137,7 +137,7 @@ def verify_trainers(resume: Resume) -> None:
 
 def in_time(files: StoredFiles, step: int) -> FilesInTime:
     """``files``, to be read within minutes."""
-    return FilesInTime(files.url, files.keys, f"step {step}", time.monotonic() + _SECONDS)
+    return FilesInTime.by(files, f"step {step}", time.monotonic() + _SECONDS)
 
 
 def write_trainers(files: StoredFiles, manifest: Manifest, target: Path) -> None:

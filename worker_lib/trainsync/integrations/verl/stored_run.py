@@ -205,7 +205,7 @@ def _bring(url: str, step: int, directory: Path) -> CorruptCheckpointError | Non
     for _ in range(_TRIES):
         folder.mkdir()
         try:
-            write_trainers(StoredFiles(url, dict(found.keys)), found.manifest, folder)
+            write_trainers(StoredFiles.named_by(url, found), found.manifest, folder)
             return None
         except (DifferentBytesError, ObjectChangedError, ObjectMissingError) as error:
             damage = error

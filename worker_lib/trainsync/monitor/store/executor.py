@@ -32,6 +32,7 @@ from trainsync.storage.objects.errors import StoreError
 from trainsync.storage.objects.live import names, references
 from trainsync.storage.objects.live.term import Tenure, TermLostError
 from trainsync.storage.objects.manifests import Stored
+from trainsync.storage.saves.based import Base
 from trainsync.storage.saves.manifest import Committed, Manifest
 from trainsync.storage.saves.receipts import (
     Participant,
@@ -54,6 +55,8 @@ class _Prepared:
     manifest: Manifest
     objects: dict[str, str]
     """The key of each file's path."""
+    bases: dict[str, Base]
+    """See `Stored`."""
     receipts: tuple[Receipt, ...]
     registered_at: datetime
 
@@ -291,6 +294,7 @@ class StoreExecutor:
         parts = tuple(save.receipts.values()) if save is not None else ()
         files = {entry.path: entry for entry in commit.files}
         objects = {path: key for part in parts for path, key in names.shards(part).items()}
+        bases = {path: rest for part in parts for path, rest in part.based.items()}
         if registration.reuse_state_dict:
             try:
                 base = commits.read_manifest(self._bucket, SaveKind.STATE_DICT, key.step)
@@ -309,13 +313,13 @@ class StoreExecutor:
             participants=tuple(sorted(registration.participants)),
             files=tuple(sorted(files.values())),
         )
-        return _Prepared(manifest, objects, parts, registration.created_at)
+        return _Prepared(manifest, objects, bases, parts, registration.created_at)
 
     def _put(self, key: SaveKey) -> None:
         """Put the manifest of a save whose objects were verified, or find that it was put."""
         prepared = self._prepared[key]
         try:
-            stored = self._tenure.commit(prepared.manifest, prepared.objects)
+            stored = self._tenure.commit(prepared.manifest, prepared.objects, prepared.bases)
         except DamagedFileError as error:
             if not mending.finish_set_aside(self._bucket, key.kind, key.step):
                 self._conflict(key, str(error))

@@ -5,7 +5,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 from trainsync.monitor.ledger.saves import SaveKey, SaveOwner
-from trainsync.storage.objects import inspecting, keys
+from trainsync.storage.objects import inspecting, keys, parts
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingError
 from trainsync.storage.objects.live import names
@@ -101,10 +101,11 @@ class StoreVerifier:
 def _size_problem(receipt: Receipt, size_of: Callable[[str], int | None]) -> str | None:
     objects = names.shards(receipt)
     for entry in receipt.files:
-        key = objects[entry.path]
-        if (size := size_of(key)) != entry.bytes:
-            there = "is missing" if size is None else f"has {size} bytes"
-            return f"{key} {there}, expected {entry.bytes} bytes"
+        base = receipt.based.get(entry.path)
+        for key, expected in parts.sizes(objects[entry.path], entry.bytes, base).items():
+            if (size := size_of(key)) != expected:
+                there = "is missing" if size is None else f"has {size} bytes"
+                return f"{key} {there}, expected {expected} bytes"
     return None
 
 
@@ -113,7 +114,7 @@ def _digest_problem(bucket: Bucket, receipt: Receipt) -> str | None:
     for entry in receipt.files:
         key = objects[entry.path]
         try:
-            found = inspecting.read_digest(bucket, key, entry.bytes)
+            found = inspecting.read_digest(bucket, key, entry.bytes, receipt.based.get(entry.path))
         except (ObjectMissingError, ObjectChangedError) as error:
             return str(error)
         if found != entry.digest:

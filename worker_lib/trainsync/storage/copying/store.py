@@ -11,7 +11,7 @@ from trainsync.api.words import counted
 from trainsync.failpoints import failpoint
 from trainsync.storage.copying.places import Block, Reading, Writing
 from trainsync.storage.errors import FileCheckError, StepGoneError
-from trainsync.storage.objects import commits, inspecting, keys
+from trainsync.storage.objects import commits, inspecting, keys, parts
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import (
     ObjectChangedError,
@@ -56,7 +56,12 @@ class _StoreReading:
 
     def blocks(self, entry: FileEntry) -> Iterator[Block]:
         try:
-            yield from self._bucket.blocks(self._stored.keys[entry.path], entry.bytes)
+            yield from parts.read_blocks(
+                self._bucket,
+                self._stored.keys[entry.path],
+                entry.bytes,
+                self._stored.bases.get(entry.path),
+            )
         except (ObjectMissingError, ObjectChangedError) as error:
             found = self._stored.manifest
             now = commits.read_manifest(self._bucket, found.kind, found.step)

@@ -49,7 +49,10 @@ class Code(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing found; ``message`` goes on after ``path``, which is relative to the directory."""
+    """One thing found; ``message`` goes on after ``path``, which is relative to the directory.
+
+    ``objects``: of damage in a store, the keys of the objects that are damaged.
+    """
 
     severity: Severity
     code: Code
@@ -57,6 +60,7 @@ class Finding:
     message: str
     step: int | None = None
     kind: SaveKind | None = None
+    objects: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}"

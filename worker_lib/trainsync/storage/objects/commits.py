@@ -6,6 +6,7 @@ put where nothing is (`If-None-Match: *`), a put that is on its way for long wou
 once another process had committed the step and removed it: a committed save without its objects.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from trainsync.storage.objects.errors import (
     StoreUnavailableError,
 )
 from trainsync.storage.objects.manifests import Stored
+from trainsync.storage.saves.based import Base
 from trainsync.storage.saves.manifest import Manifest
 
 _POINTER_TRIES: Final = 8
@@ -105,6 +107,7 @@ def commit(
     manifest: Manifest,
     objects: dict[str, str],
     *,
+    bases: Mapping[str, Base] | None = None,
     there: Blob | None = None,
     mend: bool = False,
     supersede: bool = False,
@@ -116,6 +119,7 @@ def commit(
 
     Args:
         objects: the key of each file's path.
+        bases: see `Stored`.
         there: what `reserve` gave, if it was asked; with a right to commit that may be lost, the
             caller has seen since that it has it.
         mend: whether a pointer that cannot be read is replaced; the store is this process's alone.
@@ -129,7 +133,7 @@ def commit(
         DamagedFileError: what is there cannot be understood.
         StoreUnavailableError: another process puts or removes it just now; ask again.
     """
-    data = manifests.encode(manifest, objects)
+    data = manifests.encode(manifest, objects, bases)
     stored = manifests.decode(data, manifest.kind, manifest.step)
     failpoint("store.uploaded")
     if there is None:

@@ -2,23 +2,25 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from trainsync.api.protocol import SaveKind
-from trainsync.storage import digest
+from trainsync.storage import block_digests, digest
 from trainsync.storage.errors import DamagedFileError, StepGoneError
 from trainsync.storage.inspect import pointers
 from trainsync.storage.inspect.findings import Code, Finding, Severity
 from trainsync.storage.inspect.saves import InspectedSave
 from trainsync.storage.layout import parse_step, step_name
-from trainsync.storage.objects import commits, keys
+from trainsync.storage.objects import commits, keys, parts
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingError
 from trainsync.storage.objects.live import references
 from trainsync.storage.objects.manifests import Stored
 from trainsync.storage.parallel import for_each
+from trainsync.storage.saves.based import Base
 from trainsync.storage.saves.manifest import Committed
 from trainsync.storage.saves.receipts import FileEntry
 
@@ -78,20 +80,24 @@ def size_findings(bucket: Bucket, stored: Stored) -> list[Finding]:
 
     An object that they lack is asked for itself, as listings may be late, until one is not there.
     """
-    steps = {keys.step_of(key) for key in stored.keys.values()}
+    steps = {keys.step_of(key) for key in stored.objects}
     listed = (info for step in steps for info in bucket.below(keys.step_objects(step)))
     sizes = {info.key: info.bytes for info in listed}
     found: list[Finding] = []
     for entry in stored.manifest.files:
-        there = sizes.get(key := stored.keys[entry.path])
-        if there is None and not found:
-            there = bucket.size(key)
-        if there is None:
-            text = f"is missing, expected {entry.bytes} bytes"
-            found.append(_of_file(stored, entry, Code.MISSING, text))
-        elif there != entry.bytes:
-            text = f"has {there} bytes, expected {entry.bytes}"
-            found.append(_of_file(stored, entry, Code.SIZE, text))
+        own, base = stored.keys[entry.path], stored.bases.get(entry.path)
+        for key, expected in parts.sizes(own, entry.bytes, base).items():
+            there = sizes.get(key)
+            if there is None and not found:
+                there = bucket.size(key)
+            # The object is named where it is not the file.
+            what = f"{key} " if base is not None else ""
+            if there is None:
+                text = f"{what}is missing, expected {expected} bytes"
+                found.append(_of_file(stored, entry, Code.MISSING, text, key))
+            elif there != expected:
+                text = f"{what}has {there} bytes, expected {expected}"
+                found.append(_of_file(stored, entry, Code.SIZE, text, key))
     return found
 
 
@@ -109,7 +115,8 @@ def check_digests(
 ) -> list[StoredSave]:
     """Read every object whose size is right, and add what differs to the saves' findings.
 
-    An object that several saves name is read once. A save that is pruned meanwhile is left out.
+    A file that several saves have of the same objects is read once. A save that is pruned meanwhile
+    is left out.
     """
     problems: dict[tuple[SaveKind, int], list[Finding]] = {}
 
@@ -121,7 +128,8 @@ def check_digests(
         found = _read(bucket, *files[0], tell)
         if found is not None:
             for stored, entry in files:
-                finding = _of_file(stored, entry, *found)
+                code, text, damaged = found
+                finding = _of_file(stored, entry, code, text, *damaged)
                 key = (stored.manifest.kind, stored.manifest.step)
                 problems.setdefault(key, []).append(finding)
 
@@ -139,14 +147,9 @@ def check_digests(
 
 def damaged_objects(saves: Iterable[StoredSave]) -> dict[str, Finding]:
     """The keys of objects that findings of ``saves`` speak of."""
-    found = {}
-    for one in saves:
-        if one.stored is not None:
-            by_name = {finding.path: finding for finding in one.save.findings}
-            for entry in one.stored.manifest.files:
-                if (finding := by_name.get(_name(one.stored, entry))) is not None:
-                    found[one.stored.keys[entry.path]] = finding
-    return found
+    return {
+        key: finding for one in saves for finding in one.save.findings for key in finding.objects
+    }
 
 
 def with_damage(one: StoredSave, damaged: Mapping[str, Finding]) -> StoredSave:
@@ -155,26 +158,33 @@ def with_damage(one: StoredSave, damaged: Mapping[str, Finding]) -> StoredSave:
         return one
     more = []
     for entry in one.stored.manifest.files:
-        finding = damaged.get(one.stored.keys[entry.path])
-        if finding is not None:
-            text = f"is the same object as {finding.path}, which {finding.message}"
-            more.append(_of_file(one.stored, entry, finding.code, text))
+        own, base = one.stored.keys[entry.path], one.stored.bases.get(entry.path)
+        for key in parts.sizes(own, entry.bytes, base):
+            if (finding := damaged.get(key)) is not None:
+                has = "is the same" if base is None else "has blocks of the same"
+                text = f"{has} object as {finding.path}, which {finding.message}"
+                more.append(_of_file(one.stored, entry, finding.code, text, key))
     return StoredSave(replace(one.save, findings=(*one.save.findings, *more)), one.stored)
 
 
 def read_digest(
-    bucket: Bucket, key: str, size: int, tell: Callable[[int], None] = lambda _: None
+    bucket: Bucket,
+    key: str,
+    size: int,
+    base: Base | None = None,
+    tell: Callable[[int], None] = lambda _: None,
 ) -> str:
-    """Digest of an object's bytes.
+    """Digest of a file's bytes.
 
     Args:
+        key: of its object; ``base`` has the rest, if that has a part.
         tell: called with the size of each block that was read.
 
     Raises:
-        ObjectMissingError, ObjectChangedError: it went away, or has not ``size`` bytes.
+        ObjectMissingError, ObjectChangedError: an object went away, or has another size.
     """
     hasher = digest.new_hasher()
-    for block in bucket.blocks(key, size):
+    for block in parts.read_blocks(bucket, key, size, base):
         hasher.update(block)
         tell(len(block))
     return digest.format_digest(hasher)
@@ -220,7 +230,7 @@ def unlisted(bucket: Bucket, saves: Sequence[StoredSave]) -> list[tuple[int, str
         keys.folder_of(key)
         for found in saves
         if found.stored is not None
-        for key in found.stored.keys.values()
+        for key in found.stored.objects
     }
     lonely = []
     for folder in bucket.folders(keys.OBJECTS):
@@ -247,29 +257,53 @@ _Files = list[tuple[Stored, FileEntry]]
 
 
 def _readings(saves: Iterable[StoredSave]) -> list[_Files]:
-    found: dict[tuple[str, FileEntry], _Files] = {}
+    found: dict[tuple[str, Base | None, FileEntry], _Files] = {}
     for one in saves:
         bad = {finding.path for finding in one.save.findings}
         if one.stored is not None:
             for entry in one.stored.manifest.files:
                 if _name(one.stored, entry) not in bad:
-                    same = (one.stored.keys[entry.path], entry)
+                    own, base = one.stored.keys[entry.path], one.stored.bases.get(entry.path)
+                    same = (own, base, entry)
                     found.setdefault(same, []).append((one.stored, entry))
     return list(found.values())
 
 
 def _read(
     bucket: Bucket, stored: Stored, entry: FileEntry, tell: Callable[[int], None]
-) -> tuple[Code, str] | None:
+) -> tuple[Code, str, tuple[str, ...]] | None:
+    own, base = stored.keys[entry.path], stored.bases.get(entry.path)
     try:
-        found = read_digest(bucket, stored.keys[entry.path], entry.bytes, tell)
+        found = read_digest(bucket, own, entry.bytes, base, tell)
+        if found == entry.digest:
+            return None
+        damaged = (own,) if base is None else _which(bucket, stored, entry, base)
     except ObjectMissingError:
-        return Code.MISSING, "went away while it was read"
+        return Code.MISSING, "went away while it was read", (own,)
     except ObjectChangedError as error:
-        return Code.SIZE, f"is another one by now: {error}"
-    if found == entry.digest:
-        return None
-    return Code.DIGEST, f"has digest {found}, expected {entry.digest}"
+        return Code.SIZE, f"is another one by now: {error}", (own,)
+    return Code.DIGEST, f"has digest {found}, expected {entry.digest}", damaged
+
+
+def _which(bucket: Bucket, stored: Stored, entry: FileEntry, base: Base) -> tuple[str, ...]:
+    """The objects of which a block differs from its digest beside the file; the file's own where
+    that cannot be told: older steps count on without it."""
+    own, path = stored.keys[entry.path], block_digests.beside(entry.path)
+    listed = next((one for one in stored.manifest.files if one.path == path), None)
+    blocks = None
+    if listed is not None:
+        with suppress(ObjectMissingError, ObjectChangedError):  # a finding says so
+            data = b"".join(bucket.blocks(stored.keys[path], listed.bytes))
+            blocks = block_digests.decode(data, entry.bytes)
+    if blocks is None:
+        return (own,)
+    hasher = block_digests.BlockHasher(blocks.block)
+    for block in parts.read_blocks(bucket, own, entry.bytes, base):
+        hasher.update(memoryview(block))
+    hasher.finish()
+    place, size = base.blocks(entry.bytes), blocks.block
+    differ = {place.is_own(number * size // place.block) for number in hasher.differing(blocks)}
+    return tuple(key for key, mine in ((own, True), (base.key, False)) if mine in differ) or (own,)
 
 
 def _is_there(bucket: Bucket, stored: Stored) -> bool:
@@ -277,14 +311,21 @@ def _is_there(bucket: Bucket, stored: Stored) -> bool:
     return commits.is_committed(bucket, found.kind, found.step)
 
 
-def _of_file(stored: Stored, entry: FileEntry, code: Code, message: str) -> Finding:
+def _of_file(stored: Stored, entry: FileEntry, code: Code, message: str, *objects: str) -> Finding:
     found = stored.manifest
-    return _damage(code, _name(stored, entry), message, found.step, found.kind)
+    return _damage(code, _name(stored, entry), message, found.step, found.kind, objects)
 
 
 def _name(stored: Stored, entry: FileEntry) -> str:
     return f"{step_name(stored.manifest.step)}/{entry.path}"
 
 
-def _damage(code: Code, path: str, message: str, step: int, kind: SaveKind) -> Finding:
-    return Finding(Severity.DAMAGE, code, path, message, step, kind)
+def _damage(
+    code: Code,
+    path: str,
+    message: str,
+    step: int,
+    kind: SaveKind,
+    objects: tuple[str, ...] = (),
+) -> Finding:
+    return Finding(Severity.DAMAGE, code, path, message, step, kind, objects)

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
 
@@ -13,8 +13,15 @@ from trainsync.storage import digest, records
 from trainsync.storage.errors import DamagedFileError, UnsafePathError
 from trainsync.storage.layout import check_not_reserved
 from trainsync.storage.objects import keys
+from trainsync.storage.saves.based import Base
 from trainsync.storage.saves.manifest import Manifest
-from trainsync.storage.saves.receipts import Count, FileEntry, Incarnation, Participant
+from trainsync.storage.saves.receipts import (
+    Count,
+    FileEntry,
+    Incarnation,
+    Participant,
+    kept_bytes,
+)
 
 SET_ASIDE: Final = b"set aside by trainsync checkpoints repair\n"
 """What a manifest is overwritten with, right before it is removed."""
@@ -25,12 +32,14 @@ RESERVED_BYTES: Final = len(_RESERVED) + 32 + 1
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFile:
-    """A file of a save, and the ``key`` of its object below the store's prefix."""
+    """A file of a save, and the ``key`` of its object below the store's prefix. With a ``base`` the
+    object has a part of the file, and an older step's object the rest."""
 
     path: Annotated[str, Field(min_length=1, max_length=4096)]
     bytes: Count
     digest: Annotated[str, Field(pattern=digest.PATTERN)]
     key: Annotated[str, Field(min_length=1, max_length=1024)]
+    base: Base | None = None
 
     @property
     def entry(self) -> FileEntry:
@@ -51,17 +60,25 @@ class _Record:
     participants: tuple[Participant, ...]
     files: Annotated[tuple[StoredFile, ...], Field(min_length=1)]
     digest_algorithm: Literal["xxh3-128"] = "xxh3-128"
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 1
+    """2 where a file has a base: releases that would take its object for the file refuse it."""
 
 
 @dataclass(frozen=True)
 class Stored:
     """A committed save of a store: its ``manifest`` as on a volume, and the ``key`` of the object
-    of each path. ``digest`` is that of the manifest's object."""
+    of each path; ``bases`` has where the rest of a file is of which that object has a part.
+    ``digest`` is that of the manifest's object."""
 
     manifest: Manifest
     keys: Mapping[str, str]
     digest: str
+    bases: Mapping[str, Base] = field(default_factory=dict)
+
+    @property
+    def objects(self) -> frozenset[str]:
+        """The keys of all objects that the save needs."""
+        return frozenset(self.keys.values()) | {base.key for base in self.bases.values()}
 
     @property
     def kept(self) -> Mapping[str, str]:
@@ -71,9 +88,9 @@ class Stored:
 
     @property
     def kept_bytes(self) -> int:
-        """Sum of the sizes of the files in `kept`."""
+        """How many bytes of the files lie in objects that were put for older steps."""
         kept = self.kept
-        return sum(entry.bytes for entry in self.manifest.files if entry.path in kept)
+        return sum(kept_bytes(entry, kept, self.bases) for entry in self.manifest.files)
 
 
 _RECORD: Final = TypeAdapter(_Record)
@@ -95,8 +112,12 @@ def is_mark(data: bytes) -> bool:
     return data == SET_ASIDE or is_reserved(data)
 
 
-def encode(manifest: Manifest, objects: Mapping[str, str]) -> bytes:
-    """The bytes of the manifest's object; ``objects`` has the key of each path."""
+def encode(
+    manifest: Manifest, objects: Mapping[str, str], bases: Mapping[str, Base] | None = None
+) -> bytes:
+    """The bytes of the manifest's object; ``objects`` has the key of each path, ``bases`` as in
+    `Stored`."""
+    bases = bases or {}
     return records.encode(
         _RECORD,
         _Record(
@@ -109,10 +130,15 @@ def encode(manifest: Manifest, objects: Mapping[str, str]) -> bytes:
             participants=manifest.participants,
             files=tuple(
                 StoredFile(
-                    path=entry.path, bytes=entry.bytes, digest=entry.digest, key=objects[entry.path]
+                    path=entry.path,
+                    bytes=entry.bytes,
+                    digest=entry.digest,
+                    key=objects[entry.path],
+                    base=bases.get(entry.path),
                 )
                 for entry in manifest.files
             ),
+            version=2 if bases else 1,
         ),
     )
 
@@ -132,11 +158,16 @@ def decode(data: bytes, kind: SaveKind, step: int) -> Stored:
         try:
             check_not_reserved(file.path)
             keys.folder_of(file.key)
-        except UnsafePathError as error:
-            raise DamagedFileError(where, str(error)) from error
+            if file.base is not None:
+                check_base(file.base, file.bytes, step)
+        except (UnsafePathError, ValueError) as error:
+            raise DamagedFileError(where, f"{file.path}: {error}") from error
     objects = {file.path: file.key for file in record.files}
     if len(objects) != len(record.files):
         raise DamagedFileError(where, "lists a file twice")
+    bases = {file.path: file.base for file in record.files if file.base is not None}
+    if bool(bases) is not (record.version == 2):
+        raise DamagedFileError(where, f"is of version {record.version}, with {len(bases)} bases")
     manifest = Manifest(
         kind=record.kind,
         step=record.step,
@@ -147,4 +178,16 @@ def decode(data: bytes, kind: SaveKind, step: int) -> Stored:
         participants=record.participants,
         files=tuple(file.entry for file in record.files),
     )
-    return Stored(manifest, objects, digest.manifest_digest(data))
+    return Stored(manifest, objects, digest.manifest_digest(data), bases)
+
+
+def check_base(base: Base, size: int, step: int) -> None:
+    """See that a file of ``size`` bytes of ``step`` may have this base.
+
+    Raises:
+        UnsafePathError: it names what is no older step's shard.
+        ValueError: it is of another file.
+    """
+    if keys.step_of(base.key) >= step:
+        raise UnsafePathError(f"{base.key!r} was not put for an older step")
+    base.blocks(size)

@@ -7,6 +7,7 @@ leaves a save that was not committed.
 """
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from trainsync.storage import atomic, records
 from trainsync.storage.digest import PATTERN as DIGEST_PATTERN
 from trainsync.storage.errors import DamagedFileError
 from trainsync.storage.layout import SaveDirectory
+from trainsync.storage.saves.based import Base
 
 Count = Annotated[int, Field(ge=0)]
 Component = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,64}$")]
@@ -60,6 +62,8 @@ class Receipt:
     in the trainer's parallel dimensions (tp, pp, …), if the trainer says so; for people.
     ``kept``: of each file that has not changed since an older step and was not written again, by
     path, the key of that step's object; on a volume its file, below the run's directory.
+    ``based``: of each file in a store of which the object has a part, by path, where the rest is;
+    with it ``version`` is 2, so that releases refuse it that would take the object for the file.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
@@ -81,7 +85,8 @@ class Receipt:
     writer: Incarnation | None = None
     replaces: tuple[Incarnation, ...] = ()
     kept: dict[str, str] = field(default_factory=dict)
-    version: Literal[1] = 1
+    based: dict[str, Base] = field(default_factory=dict)
+    version: Literal[1, 2] = 1
 
     @property
     def participant(self) -> Participant:
@@ -90,13 +95,13 @@ class Receipt:
 
     @property
     def written_bytes(self) -> int:
-        """Sum of the sizes of the files that were written for it."""
-        return sum(entry.bytes for entry in self.files if entry.path not in self.kept)
+        """How many bytes of the files were written for it."""
+        return sum(entry.bytes for entry in self.files) - self.kept_bytes
 
     @property
     def kept_bytes(self) -> int:
-        """Sum of the sizes of the files in ``kept``."""
-        return sum(entry.bytes for entry in self.files if entry.path in self.kept)
+        """How many bytes of the files an older step has, and were not written again."""
+        return sum(kept_bytes(entry, self.kept, self.based) for entry in self.files)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +155,14 @@ class SaveOutcome:
     version: Literal[1] = 1
 
 
+def kept_bytes(entry: FileEntry, kept: Mapping[str, str], based: Mapping[str, Base]) -> int:
+    """How many bytes of a file an older step has; ``kept`` and ``based`` as in `Receipt`."""
+    if entry.path in kept:
+        return entry.bytes
+    base = based.get(entry.path)
+    return 0 if base is None else entry.bytes - base.own_bytes(entry.bytes)
+
+
 _RECORD = re.compile(r"^([a-z0-9_]{1,64})\.(0|[1-9][0-9]{0,8})(?:\.failed)?\.json$")
 _RECEIPT = TypeAdapter(Receipt)
 _FAILURE = TypeAdapter(ParticipantFailure)
@@ -175,8 +188,10 @@ def withdraw_receipt(save: SaveDirectory, participant: Participant) -> None:
 
 
 def read_receipt(path: Path) -> Receipt:
-    """Raises `FileNotFoundError`, `DamagedFileError`."""
+    """Raises `FileNotFoundError`, `DamagedFileError`: also one with what only a store has."""
     receipt = records.read(_RECEIPT, path)
+    if receipt.based or receipt.version != 1:
+        raise DamagedFileError(path, "names parts of files, which a volume does not have")
     _agree(path, path.name, f"{receipt.participant}.json")
     return receipt
 

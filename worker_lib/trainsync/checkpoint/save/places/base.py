@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.memory.kept import KeptFile
 from trainsync.storage.patience import Patience
+from trainsync.storage.saves.based import Base
 from trainsync.storage.saves.receipts import (
     FileEntry,
     Participant,
@@ -53,6 +54,11 @@ class PartPlace(Protocol):
     @property
     def kept(self) -> dict[str, str]:
         """See `Receipt`: files of this part that an older step has, and that were not written."""
+        ...
+
+    @property
+    def based(self) -> dict[str, Base]:
+        """See `Receipt`: files of this part that an older step has a part of."""
         ...
 
     def claim(self) -> tuple[str, ...]:

@@ -56,7 +56,8 @@ class ResumedFiles:
         if blocks is None:
             return None
         places = (found.keys[path], found.keys[beside.path])
-        return KnownFile(found.manifest.step, (entry, beside), places, blocks, found.digest)
+        base = found.bases.get(path)
+        return KnownFile(found.manifest.step, (entry, beside), places, blocks, found.digest, base)
 
     def _read(self, bucket: Bucket) -> Stored | None:
         term = read_term(bucket)

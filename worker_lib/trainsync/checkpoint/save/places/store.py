@@ -5,7 +5,6 @@ upload that fails is begun anew from the staged copy, under another key, for as 
 `Patience` has it: so a save outlasts an outage of the store.
 """
 
-import io
 import logging
 import secrets
 import shutil
@@ -14,25 +13,32 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import (
     CheckpointError,
-    SaveAbandonedError,
     SaveFailedError,
 )
 from trainsync.checkpoint.memory.kept import KeptFile
-from trainsync.checkpoint.save import ending
 from trainsync.checkpoint.save.files.stream import buffered
 from trainsync.checkpoint.save.files.writer import dump
 from trainsync.checkpoint.save.places.resumed import ResumedFiles
-from trainsync.checkpoint.save.places.unchanged import LEAST, KnownFile, KnownFiles, is_unchanged
+from trainsync.checkpoint.save.places.unchanged import (
+    LEAST,
+    Compared,
+    KnownFile,
+    KnownFiles,
+    base_of,
+    compare,
+    may_share,
+)
+from trainsync.checkpoint.save.places.uploading import DigestingUpload
 from trainsync.failpoints import failpoint
-from trainsync.storage import block_digests, digest
+from trainsync.storage import block_digests
 from trainsync.storage.errors import DamagedFileError, StorageError, UnsafePathError
 from trainsync.storage.layout import check_not_reserved
-from trainsync.storage.objects import keys
+from trainsync.storage.objects import keys, parts
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import StoreUnavailableError
 from trainsync.storage.objects.live import names, records, references
@@ -40,6 +46,7 @@ from trainsync.storage.objects.live.records import StoredRecords
 from trainsync.storage.objects.live.term import read_term
 from trainsync.storage.objects.live.upload import Upload
 from trainsync.storage.patience import Patience
+from trainsync.storage.saves.based import Base, Blocks
 from trainsync.storage.saves.receipts import (
     FileEntry,
     Participant,
@@ -47,61 +54,12 @@ from trainsync.storage.saves.receipts import (
     Receipt,
 )
 
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
 logger = logging.getLogger(__name__)
 
 _BLOCK: Final = 4 << 20
 _FEW: Final = Patience(tries=2)
 
 T = TypeVar("T")
-
-
-class _DigestingUpload(io.RawIOBase):
-    """Hands what is written to ``upload``; counts and digests it.
-
-    Args:
-        kept: gets the same bytes, in the place of those of an upload before.
-    """
-
-    def __init__(self, upload: Upload, kept: KeptFile | None = None) -> None:
-        self._upload = upload
-        self._kept = kept
-        if kept is not None:
-            kept.restart()
-        self._hasher = digest.new_hasher()
-        self._blocks = block_digests.BlockHasher()
-        self.size = 0
-        self.error: Exception | None = None
-        """The error of a write; torch hides it behind an error of its own."""
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: "Buffer", /) -> int:
-        view = memoryview(data).cast("B")
-        try:
-            for start in range(0, len(view), _BLOCK):
-                if ending.over.is_set():
-                    raise SaveAbandonedError("the process exited before the part was written")
-                block = view[start : start + _BLOCK]
-                self._hasher.update(block)
-                self._blocks.update(block)
-                if self._kept is not None:
-                    self._kept.write(block)
-                self._upload.write(block)
-                self.size += len(block)
-        except Exception as error:
-            self.error = error
-            raise
-        return len(view)
-
-    def digest(self) -> str:
-        return digest.format_digest(self._hasher)
-
-    def blocks(self) -> block_digests.BlockDigests | None:
-        return self._blocks.finish()
 
 
 class StorePart:
@@ -138,6 +96,7 @@ class StorePart:
         self._resumed = resumed
         self._state: KnownFile | None = None  # this part's file of a state
         self._kept: dict[str, str] = {}
+        self._based: dict[str, Base] = {}
         names.receipt(self._records.folder, participant)
 
     @property
@@ -155,6 +114,11 @@ class StorePart:
         """See `PartPlace`: the keys of their objects."""
         return self._kept
 
+    @property
+    def based(self) -> dict[str, Base]:
+        """See `PartPlace`."""
+        return self._based
+
     def claim(self) -> tuple[str, ...]:
         """See `PartPlace`. The first receipt decides: a second one is refused by the store."""
         return ()
@@ -167,9 +131,23 @@ class StorePart:
     ) -> list[FileEntry]:
         """See `PartPlace`."""
         save = partial(dump, state)
-        if (unchanged := self._unchanged(path, save, size, kept)) is not None:
-            return unchanged
-        return self._again(lambda: self._write(path, save, size, kept), is_first=True)
+        older = None
+        if self._known is not None and size >= LEAST:
+            older = self._find_older(self._known, path)
+        compared = None if older is None else compare(save, older, kept)
+        if older is not None and compared is not None:
+            if not compared.changed and self._hold(older, self._objects_of(older)):
+                return self._keep(older)
+            # Another release's digests may be of other blocks than those that are put beside this.
+            is_alike = compared.blocks.block == block_digests.BLOCK
+            base = base_of(older, compared) if compared.changed and is_alike else None
+            if base is not None and self._hold(older, {base.key: older.entries[0].bytes}):
+                write = partial(self._write_based, path, save, compared, base)
+                entries = self._again(write, is_first=True)
+                if entries is not None:
+                    return entries
+                self._begin_anew()
+        return self._again(partial(self._write, path, save, size, kept, older), is_first=True)
 
     def write_small(self, files: Mapping[str, bytes]) -> list[FileEntry]:
         """See `PartPlace`."""
@@ -245,7 +223,12 @@ class StorePart:
             self._see_wanted()
             self._number = number
             if is_first:
-                self._writer = secrets.token_hex(8)
+                self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Nothing that the part has put counts."""
+        self._number = 0
+        self._writer = secrets.token_hex(8)
 
     def _see_wanted(self) -> None:
         if self._records.outcome() is not None:
@@ -264,39 +247,66 @@ class StorePart:
                 f"{term.attempt}"
             )
 
-    def _unchanged(
-        self,
-        path: str,
-        produce: Callable[[BinaryIO], object],
-        size: int,
-        kept: KeptFile | None,
-    ) -> list[FileEntry] | None:
-        """The file that an older step has of a state that has not changed; None: it is written."""
-        if self._known is None or size < LEAST:
-            return None
+    def _find_older(self, known: KnownFiles, path: str) -> KnownFile | None:
         try:
-            file = self._known.newest(
+            return known.newest(
                 self._participant, path, self._step, self._is_committed, self._find_resumed
             )
-            if file is None or not is_unchanged(produce, file, kept):
-                return None
-            folder = self._records.folder
-            if not references.pin(
-                self._bucket, folder, file.step, self._participant, file.manifest
-            ):
-                return None  # retention has removed it meanwhile
-            if any(
-                self._bucket.size(k) != e.bytes
-                for k, e in zip(file.places, file.entries, strict=True)
-            ):
-                return None  # a rule of the bucket or a person has removed an object
         except StorageError as error:
             logger.warning("%s is written in full: %s", path, error)
             return None
+
+    @staticmethod
+    def _objects_of(file: KnownFile) -> dict[str, int]:
+        """The sizes of all that the file and what lies beside it are in."""
+        (own, beside), (entry, blocks) = file.places, file.entries
+        return {**parts.sizes(own, entry.bytes, file.base), beside: blocks.bytes}
+
+    def _hold(self, older: KnownFile, objects: Mapping[str, int]) -> bool:
+        """Have ``objects`` of an older step stay until this save has ended; False where they may be
+        gone. They have these sizes."""
+        folder = self._records.folder
+        try:
+            if not references.pin(
+                self._bucket, folder, older.step, self._participant, older.manifest
+            ):
+                return False  # retention has removed it meanwhile
+            # A rule of the bucket or a person may have removed an object.
+            return all(self._bucket.size(key) == size for key, size in objects.items())
+        except StorageError as error:
+            logger.warning("%s is written in full: %s", older.entries[0].path, error)
+            return False
+
+    def _keep(self, file: KnownFile) -> list[FileEntry]:
+        """Have the file of an older step."""
         self._kept = {entry.path: key for entry, key in zip(file.entries, file.places, strict=True)}
+        if file.base is not None:
+            self._based = {file.entries[0].path: file.base}
         self._number += len(file.entries)
         self._state = replace(file, step=self._step, manifest=None)
         return list(file.entries)
+
+    def _write_based(
+        self,
+        path: str,
+        produce: Callable[[BinaryIO], object],
+        compared: Compared,
+        base: Base,
+    ) -> list[FileEntry] | None:
+        """Put the blocks of a file that ``base`` lacks, and beside it the digests of all.
+
+        None where it has other bytes than were compared, as of an object that pickles itself in
+        another way each time: what was put is of no use.
+        """
+        own = base.blocks(compared.size)
+        key = self._key(self._number, path)
+        entry, blocks = self._put_file(path, produce, own.own_bytes, own=own)
+        if blocks != compared.blocks:
+            logger.warning("%s is written in full: pickled twice, its bytes differ", path)
+            self._bucket.delete([key])
+            return None
+        self._based = {path: base}
+        return self._put_beside(entry, compared.blocks, base)
 
     def _find_resumed(self, path: str) -> KnownFile | None:
         return None if self._resumed is None else self._resumed.find(self._bucket, path)
@@ -312,8 +322,13 @@ class StorePart:
         produce: Callable[[BinaryIO], object],
         size: int,
         kept: KeptFile | None = None,
+        older: KnownFile | None = None,
     ) -> list[FileEntry]:
-        """Put a file, and beside a file of several blocks their digests."""
+        """Put a file, and beside a file of several blocks their digests.
+
+        Args:
+            older: the same file of an older step.
+        """
         check_not_reserved(path)
         if path.endswith(block_digests.SUFFIX):
             raise UnsafePathError(
@@ -323,11 +338,25 @@ class StorePart:
         entry, blocks = self._put_file(path, produce, size, kept)
         if blocks is None:
             return [entry]
+        return self._put_beside(entry, blocks, shares=may_share(blocks, older))
+
+    def _put_beside(
+        self,
+        entry: FileEntry,
+        blocks: block_digests.BlockDigests,
+        base: Base | None = None,
+        *,
+        shares: bool = True,
+    ) -> list[FileEntry]:
+        """Put the digests of a file's blocks; both files."""
         data = blocks.encode()
-        beside, _ = self._put_file(block_digests.beside(path), partial(_put, data), len(data))
+        path = block_digests.beside(entry.path)
+        beside, _ = self._put_file(path, partial(_put, data), len(data))
         places = tuple(self._key(number, of.path) for number, of in enumerate((entry, beside)))
         if self._number == len(places):  # the part's first file, so its state
-            self._state = KnownFile(self._step, (entry, beside), places, blocks)
+            self._state = KnownFile(
+                self._step, (entry, beside), places, blocks, base=base, shares=shares
+            )
         return [entry, beside]
 
     def _put_file(
@@ -336,9 +365,10 @@ class StorePart:
         produce: Callable[[BinaryIO], object],
         size: int,
         kept: KeptFile | None = None,
+        own: Blocks | None = None,
     ) -> tuple[FileEntry, block_digests.BlockDigests | None]:
         upload = Upload(self._bucket, self._key(self._number, path), size)
-        file = _DigestingUpload(upload, kept)
+        file = DigestingUpload(upload, kept, own)
         try:
             try:
                 with buffered(file) as gathering:
@@ -368,7 +398,7 @@ class StorePlace:
     """See `Place`.
 
     Args:
-        incremental: states of checkpoints that have not changed are not written again.
+        incremental: what has not changed of checkpoints' states is not written again.
     """
 
     def __init__(

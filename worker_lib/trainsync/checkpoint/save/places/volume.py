@@ -14,6 +14,7 @@ from trainsync.storage import atomic
 from trainsync.storage.layout import RunDirectory, SaveDirectory
 from trainsync.storage.patience import Patience
 from trainsync.storage.saves import receipts, scan
+from trainsync.storage.saves.based import Base
 from trainsync.storage.saves.receipts import (
     FileEntry,
     Participant,
@@ -87,6 +88,11 @@ class VolumePart:
     def kept(self) -> dict[str, str]:
         """See `PartPlace`: where the file is below the run's directory that each one is."""
         return self._kept
+
+    @property
+    def based(self) -> dict[str, Base]:
+        """See `PartPlace`: none, a volume links whole files."""
+        return {}
 
     @property
     def _files(self) -> Path:

@@ -71,7 +71,7 @@ class StoredRecords:
                 (found.kind, found.step, found.attempt, found.incarnation, found.participant),
                 participant,
             )
-            references.check_kept(key, found.step, found.kept.values())
+            references.check_older(key, found)
         return found
 
     def failure(self, participant: Participant) -> ParticipantFailure | None:

@@ -33,7 +33,7 @@ from trainsync.storage.errors import DamagedFileError, UnsafePathError
 from trainsync.storage.objects import commits, keys, manifests
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.live import names
-from trainsync.storage.saves.receipts import Participant
+from trainsync.storage.saves.receipts import Participant, Receipt
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE: Final = 16
@@ -158,7 +158,7 @@ def rolled_back(bucket: Bucket) -> set[str]:
         if blob is None:
             return set()
         try:
-            return set(manifests.decode(blob.data, *one[1]).keys.values())
+            return set(manifests.decode(blob.data, *one[1]).objects)
         except DamagedFileError as error:
             raise DamagedFileError(Path(one[0]), error.why) from error
 
@@ -201,7 +201,7 @@ def remove(
             continue
         try:
             if not manifests.is_reserved(blob.data):
-                objects |= set(manifests.decode(blob.data, kind, step).keys.values())
+                objects |= manifests.decode(blob.data, kind, step).objects
         except DamagedFileError:
             return False  # a person's, or a newer release's
         there.append(key)
@@ -229,21 +229,26 @@ def _named_by(bucket: Bucket, step: int, kind: SaveKind) -> set[str] | None:
         return None
     if manifests.is_mark(blob.data):
         return set()
-    return set(manifests.decode(blob.data, kind, step).keys.values())
+    return set(manifests.decode(blob.data, kind, step).objects)
 
 
-def check_kept(record: str, step: int, kept: Collection[str]) -> None:
-    """See that the objects ``kept`` of a receipt were put for steps before ``step``.
+def check_older(record: str, receipt: Receipt) -> None:
+    """See that what a receipt names of older steps was put for steps before its own.
 
     Raises:
-        DamagedFileError: they were not.
+        DamagedFileError: it was not; or it speaks of other files, or is of another version.
     """
-    for key in kept:
-        try:
-            is_older = keys.step_of(key) < step
-        except UnsafePathError as error:
-            raise DamagedFileError(Path(record), str(error)) from error
-        if not is_older:
-            raise DamagedFileError(
-                Path(record), f"names {key!r}, which was not put for an older step"
-            )
+    where = Path(record)
+    try:
+        for key in receipt.kept.values():
+            if keys.step_of(key) >= receipt.step:
+                raise UnsafePathError(f"names {key!r}, which was not put for an older step")
+        if lacks := receipt.based.keys() - {entry.path for entry in receipt.files}:
+            raise ValueError(f"has a base of {min(lacks)!r}, which it does not list")
+        for entry in receipt.files:  # a forged one may list a path twice
+            if (base := receipt.based.get(entry.path)) is not None:
+                manifests.check_base(base, entry.bytes, receipt.step)
+    except (UnsafePathError, ValueError) as error:
+        raise DamagedFileError(where, str(error)) from error
+    if bool(receipt.based) is not (receipt.version == 2):
+        raise DamagedFileError(where, f"is of version {receipt.version}, with other fields")

@@ -1,7 +1,7 @@
 """The term: the attempt in force, and the monitor that may commit; see the package."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -26,6 +26,7 @@ from trainsync.storage.objects.errors import (
 )
 from trainsync.storage.objects.live import names
 from trainsync.storage.objects.manifests import Stored
+from trainsync.storage.saves.based import Base
 from trainsync.storage.saves.manifest import Manifest
 from trainsync.storage.saves.receipts import Count, Incarnation
 
@@ -231,7 +232,12 @@ class Tenure:
             )
         self._blob, self._term = blob, there
 
-    def commit(self, manifest: Manifest, objects: dict[str, str]) -> Stored:
+    def commit(
+        self,
+        manifest: Manifest,
+        objects: dict[str, str],
+        bases: Mapping[str, Base] | None = None,
+    ) -> Stored:
         """Commit a save whose objects are all there. A state dict takes the place of an older
         attempt's at its step.
 
@@ -239,12 +245,15 @@ class Tenure:
             TermLostError: another monitor has taken the term; nothing was committed.
             PromotionConflictError: another save is committed at its step.
         """
-        text = manifests.encode(manifest, objects).decode()
+        bases = bases or {}
+        text = manifests.encode(manifest, objects, bases).decode()
         intent = Intent(kind=manifest.kind, step=manifest.step, manifest=text)
-        names_older = any(not keys.is_of_step(key, manifest.step) for key in objects.values())
+        needed = (*objects.values(), *(base.key for base in bases.values()))
+        names_older = any(not keys.is_of_step(key, manifest.step) for key in needed)
         self.change(intent=intent, version=2 if names_older else self.term.version)
         failpoint("live.intent")
-        return self._commit(manifest, objects, self._reserve(manifest.kind, manifest.step))
+        there = self._reserve(manifest.kind, manifest.step)
+        return self._commit(manifest, objects, bases, there)
 
     def set_aside(self) -> None:
         """Before manifests are set aside: none of them is committed again by who takes the term,
@@ -268,7 +277,7 @@ class Tenure:
             )
             return
         try:
-            self._commit(stored.manifest, dict(stored.keys), there)
+            self._commit(stored.manifest, dict(stored.keys), stored.bases, there)
         except (PromotionConflictError, DamagedFileError) as error:
             # Of a manifest that was set aside, or is a newer release's: what is there stays.
             _LOG.warning("%s", error)
@@ -283,12 +292,24 @@ class Tenure:
         self.check()
         return there
 
-    def _commit(self, manifest: Manifest, objects: dict[str, str], there: Blob) -> Stored:
+    def _commit(
+        self,
+        manifest: Manifest,
+        objects: dict[str, str],
+        bases: Mapping[str, Base],
+        there: Blob,
+    ) -> Stored:
         # Steps that are trained again have other weights, of which the older ones are a version of
         # a training that is no more. Of checkpoints none is superseded: attempts resume from them.
         supersede = manifest.kind is SaveKind.STATE_DICT
         return commits.commit(
-            self._bucket, manifest, objects, there=there, mend=True, supersede=supersede
+            self._bucket,
+            manifest,
+            objects,
+            bases=bases,
+            there=there,
+            mend=True,
+            supersede=supersede,
         )
 
     def _put(self, term: Term, old: Blob | None) -> bool:
