@@ -12,11 +12,11 @@ from trainsync import RunContext, all_ranks, load_rank_shard
 COMPONENTS = ("frozen", "model")
 
 
-def make() -> torch.nn.Module:
-    """Four layers of 4 MiB, of which the first two are frozen; sharded."""
+def make(frozen: int = 2) -> torch.nn.Module:
+    """Four layers of 4 MiB, of which the first ``frozen`` do not change; sharded."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(4)))
-    for layer in list(model)[:2]:
+    for layer in list(model)[:frozen]:
         layer.requires_grad_(False)
     for layer in model:
         fully_shard(layer)

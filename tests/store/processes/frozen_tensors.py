@@ -8,27 +8,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from trainsync import RunContext, all_ranks, load_sharded
 
-
-def make() -> torch.nn.Module:
-    """Four layers of 4 MiB, of which the last alone is trained; sharded."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(4)))
-    for layer in list(model)[:3]:
-        layer.requires_grad_(False)
-    for layer in model:
-        fully_shard(layer)
-    return fully_shard(model)
+from tests.store.processes import frozen_layers
 
 
 def run(url: str, environ: dict[str, str], steps: int) -> dict[str, Any]:
     """Load, or train up to step ``steps`` and save each; what the whole model is."""
     os.environ.update(environ)
     dist.init_process_group("gloo")
-    model = make()
+    model = frozen_layers.make(frozen=3)
     optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.1)
     with RunContext.from_env(url) as ctx:
         saving = ctx.coordinator()

@@ -23,32 +23,19 @@ from trainsync.storage.objects.live.records import StoredRecords
 from trainsync.storage.objects.live.term import read_term
 from trainsync.storage.saves.receipts import Participant, Receipt
 
-from tests.unit.checkpoint.in_store import memory_of_every_url
+from tests.unit.checkpoint.save.incremental import URL, context
 
-URL = "s3://bucket/runs/a"
 CHECKPOINT = SaveKind.CHECKPOINT
 MODEL = "actor/model_world_size_1_rank_0.pt"
-INCREMENTAL = {"TRAINSYNC_CHECKPOINT_INCREMENTAL": "true"}
 MIB = 1 << 20
 FROZEN = 7  # MiB, beside one that is trained
 ALL = FROZEN + 1
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bucket:
-    """The store that every URL names."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return memory_of_every_url(monkeypatch)
-
-
-@pytest.fixture
 def ctx(bucket: Bucket) -> Iterator[RunContext]:
     with context() as made:
         yield made
-
-
-def context(**environ: str) -> RunContext:
-    return RunContext.from_env(URL, environ=INCREMENTAL | environ)
 
 
 class Training:

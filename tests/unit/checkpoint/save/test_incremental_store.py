@@ -18,33 +18,20 @@ from trainsync.storage.objects.live import names, references
 from trainsync.storage.objects.live.term import read_term
 from trainsync.storage.saves.receipts import FileEntry, Participant
 
-from tests.unit.checkpoint.in_store import memory_of_every_url
+from tests.unit.checkpoint.save.incremental import URL, context
 
-URL = "s3://bucket/runs/a"
 CHECKPOINT = SaveKind.CHECKPOINT
 MODEL = "actor/model_world_size_1_rank_0.pt"
 REFERENCE = "actor/reference_world_size_1_rank_0.pt"
 ONE = Participant("reference", 0)
 NO_BLOCKS = BlockDigests(1 << 18, b"")
 NAMES = ("model", "reference")
-INCREMENTAL = {"TRAINSYNC_CHECKPOINT_INCREMENTAL": "true"}
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bucket:
-    """The store that every URL names."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return memory_of_every_url(monkeypatch)
 
 
 @pytest.fixture
 def ctx(bucket: Bucket) -> Iterator[RunContext]:
     with context() as made:
         yield made
-
-
-def context(**environ: str) -> RunContext:
-    return RunContext.from_env(URL, environ=INCREMENTAL | environ)
 
 
 class Training:

@@ -20,18 +20,9 @@ from trainsync.storage.objects import commits
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import StoreUnavailableError
 
-from tests.unit.checkpoint.in_store import memory_of_every_url
-
 URL = "s3://bucket/runs/a"
 SHARD = "actor/model_world_size_1_rank_0.pt"
 STATE = {"weight": torch.arange(1000.0)}
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bucket:
-    """The store that every URL names; ``TMPDIR`` is a directory of the test's own."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return memory_of_every_url(monkeypatch)
 
 
 @pytest.fixture
