@@ -99,6 +99,9 @@ class Api(Protocol):
     ) -> list[Object]:
         """Objects of a kind, at most ``limit``; of all namespaces when ``namespace`` is None."""
 
+    def pages(self, kind: Kind, namespace: str | None, selector: str = "") -> AsyncIterator[Page]:
+        """All objects of a kind, in pages."""
+
     async def apply(self, kind: Kind, obj: Object) -> Object:
         """Server-side apply as the operator, with force."""
 

@@ -165,7 +165,8 @@ class Live:
         them, and those of other namespaces lack, where the store is not synced."""
         if self._store.synced:
             return [obj for key in keys for obj in self._store.indexed(kind, key)]
-        return await self._api.list(kind, namespace)
+        pages = self._api.pages(kind, namespace)
+        return [obj async for page in pages for obj in page.items]
 
     async def apply(self, kind: Kind, obj: Object) -> Object:
         """See `trainsync_operator.kube.client.Api`."""

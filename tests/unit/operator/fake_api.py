@@ -2,13 +2,13 @@
 
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from typing import Any
 
 from trainsync.api import names
 from trainsync.api.base import format_time
-from trainsync_operator.kube.client import ApiError, ApiRefusedError
+from trainsync_operator.kube.client import ApiError, ApiRefusedError, Page
 from trainsync_operator.kube.kinds import (
     DEPLOYMENT,
     EVENT,
@@ -82,6 +82,11 @@ class FakeApi:
             and all((obj["metadata"].get("labels") or {}).get(a) == b for a, b in wanted.items())
         ]
         return found[:limit]
+
+    async def pages(
+        self, kind: Kind, namespace: str | None, selector: str = ""
+    ) -> AsyncIterator[Page]:
+        yield Page(await self.list(kind, namespace, selector), "1")
 
     def _write(self, verb: str, kind: Kind, name: str, effect: Callable[[], Object]) -> Object:
         self.before_write(verb, kind, name)
