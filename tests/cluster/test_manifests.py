@@ -453,12 +453,18 @@ def test_explorers_can_be_resized_at_any_time(namespace: Kubectl) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_minimal_manifest_gets_its_defaults(namespace: Kubectl) -> None:
-    done = namespace.apply(minimal())
+def kept_spec(namespace: Kubectl, written: dict[str, Any]) -> dict[str, Any]:
+    """The spec of a run as the API server keeps it."""
+    done = namespace.apply(written)
     assert done.returncode == 0, done.stderr
-    run = namespace.get("trainingrun", "run")
+    run = namespace.get("trainingrun", written["metadata"]["name"])
     assert run is not None
-    spec = run["spec"]
+    spec: dict[str, Any] = run["spec"]
+    return spec
+
+
+def test_a_minimal_manifest_gets_its_defaults(namespace: Kubectl) -> None:
+    spec = kept_spec(namespace, minimal())
     assert spec["suspend"] is False
     assert spec["sync"] == {
         "method": "memory",
@@ -515,20 +521,13 @@ def test_a_run_in_a_bucket_may_keep_shards_in_memory_and_go_back(namespace: Kube
 
 def test_a_claim_template_asks_for_many_writers_by_default(namespace: Kubectl) -> None:
     storage = {"volumeClaimTemplate": {"size": "1Gi"}}
-    done = namespace.apply(changed(minimal(), "spec.checkpoint.storage", storage))
-    assert done.returncode == 0, done.stderr
-    run = namespace.get("trainingrun", "run")
-    assert run is not None
-    template = run["spec"]["checkpoint"]["storage"]["volumeClaimTemplate"]
+    spec = kept_spec(namespace, changed(minimal(), "spec.checkpoint.storage", storage))
+    template = spec["checkpoint"]["storage"]["volumeClaimTemplate"]
     assert template["accessModes"] == ["ReadWriteMany"]
 
 
 def test_a_full_manifest_is_kept_as_it_was_written(namespace: Kubectl) -> None:
-    done = namespace.apply(full())
-    assert done.returncode == 0, done.stderr
-    run = namespace.get("trainingrun", "run")
-    assert run is not None
-    written, kept = full()["spec"], run["spec"]
+    written, kept = full()["spec"], kept_spec(namespace, full())
     assert kept["clusters"][0]["head"] == written["clusters"][0]["head"]
     assert kept["checkpoint"] == written["checkpoint"]
     assert kept["failurePolicy"] == written["failurePolicy"]
@@ -537,11 +536,8 @@ def test_a_full_manifest_is_kept_as_it_was_written(namespace: Kubectl) -> None:
 
 def test_explorers_that_ray_counts_are_kept_as_they_were_written(namespace: Kubectl) -> None:
     written = autoscaled()
-    done = namespace.apply(written)
-    assert done.returncode == 0, done.stderr
-    run = namespace.get("trainingrun", "run")
-    assert run is not None
-    (kept,), (asked,) = run["spec"]["clusters"], written["spec"]["clusters"]
+    spec = kept_spec(namespace, written)
+    (kept,), (asked,) = spec["clusters"], written["spec"]["clusters"]
     assert kept["groups"][1].items() >= asked["groups"][1].items()
     options = asked["rayClusterOverrides"]["autoscalerOptions"]
     assert kept["rayClusterOverrides"]["autoscalerOptions"] == options
@@ -549,11 +545,8 @@ def test_explorers_that_ray_counts_are_kept_as_they_were_written(namespace: Kube
 
 def test_servers_are_kept_as_they_were_written_and_get_their_defaults(namespace: Kubectl) -> None:
     written = served()
-    done = namespace.apply(written)
-    assert done.returncode == 0, done.stderr
-    run = namespace.get("trainingrun", "run")
-    assert run is not None
-    rollout, judge = run["spec"]["servers"]
+    spec = kept_spec(namespace, written)
+    rollout, judge = spec["servers"]
     assert rollout == written["spec"]["servers"][0]
     assert (
         judge.items()
@@ -569,21 +562,15 @@ def test_servers_are_kept_as_they_were_written_and_get_their_defaults(namespace:
 
 def test_adapters_of_servers_are_kept_as_peft_writes_them(namespace: Kubectl) -> None:
     written = adapted()
-    done = namespace.apply(written)
-    assert done.returncode == 0, done.stderr
-    run = namespace.get("trainingrun", "run")
-    assert run is not None
-    for kept, asked in zip(run["spec"]["servers"], written["spec"]["servers"], strict=True):
+    spec = kept_spec(namespace, written)
+    for kept, asked in zip(spec["servers"], written["spec"]["servers"], strict=True):
         assert kept["adapter"] == asked["adapter"]
 
 
 def test_a_store_of_weights_is_kept_as_it_was_written(namespace: Kubectl) -> None:
     written = changed(stored(), "spec.clusters.1", OTHER_CLUSTER)
-    done = namespace.apply(written)
-    assert done.returncode == 0, done.stderr
-    run = namespace.get("trainingrun", "run")
-    assert run is not None
-    assert run["spec"]["sync"]["store"] == written["spec"]["sync"]["store"]
+    spec = kept_spec(namespace, written)
+    assert spec["sync"]["store"] == written["spec"]["sync"]["store"]
 
 
 def test_servers_and_their_fellows_need_no_volume_where_weights_go_through_a_bucket(
@@ -591,12 +578,9 @@ def test_servers_and_their_fellows_need_no_volume_where_weights_go_through_a_buc
 ) -> None:
     committed = changed(served_by_store("committed"), "spec.sync", {"method": "checkpoint"})
     for written in (served_by_store(), committed):
-        done = namespace.apply(written)
-        assert done.returncode == 0, done.stderr
-        run = namespace.get("trainingrun", written["metadata"]["name"])
-        assert run is not None
-        assert run["spec"]["servers"][0] == written["spec"]["servers"][0]
-        assert run["spec"]["servers"][0]["sync"]["fellows"]
+        (server, *_) = kept_spec(namespace, written)["servers"]
+        assert server == written["spec"]["servers"][0]
+        assert server["sync"]["fellows"]
 
 
 def test_the_scale_of_explorers_that_ray_counts_is_refused(namespace: Kubectl) -> None:

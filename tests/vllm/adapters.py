@@ -1,7 +1,7 @@
 """LoRA adapters for tiny models, as Hugging Face folders, and the weights that they make."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +22,8 @@ _PREFIX: Final = "base_model.model."
 _SPREAD: Final = 0.2
 
 Weights = dict[str, torch.Tensor]
+Off = Callable[[str, Weights], float]
+"""How far a server's answers under a name are from those of weights: see `distance`."""
 
 
 def adapter_of(base: Weights, number: int, targets: Sequence[str] = TARGETS) -> Weights:

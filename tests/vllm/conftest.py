@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.vllm.server import CALL_SECONDS, START_SECONDS, Server, serve
+from tests.vllm.storage import Storage, reachable_storage
 from tests.vllm.tiny_model import PROMPT, Reference, make_dense
 
 SECONDS = int(START_SECONDS + 4 * CALL_SECONDS)
@@ -60,3 +61,10 @@ def serves(tmp_path: Path) -> Serves:
         return off < TOLERANCE
 
     return check
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Iterator[Storage]:
+    """An S3 server."""
+    with reachable_storage(tmp_path / "s3") as made:
+        yield made

@@ -31,19 +31,13 @@ from tests.vllm.server import (
     environment,
     vllm_environment,
 )
-from tests.vllm.storage import URL, Storage, reachable_storage
+from tests.vllm.storage import URL, Storage
 from tests.vllm.tiny_model import PROMPT, Reference, version_of
 from tests.waiting import eventually
 
 _KILLER = ROOT / "tests" / "vllm" / "killed_agent.py"
 _TOKENS = 12
 _PUBLISH_SECONDS = 60.0
-
-
-@pytest.fixture
-def storage(tmp_path: Path) -> Iterator[Storage]:
-    with reachable_storage(tmp_path / "s3") as made:
-        yield made
 
 
 Start = Callable[..., AgentProcess]

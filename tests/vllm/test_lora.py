@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -20,6 +20,8 @@ from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
 
 from tests.unit.agent.runs import Run
 from tests.vllm.adapters import (
+    Off,
+    Weights,
     adapter_of,
     config_file,
     cut,
@@ -40,9 +42,6 @@ from tests.vllm.server import (
 )
 from tests.vllm.tiny_model import PROMPT, VOCABULARY, Reference, version_of
 from tests.waiting import eventually
-
-Weights = dict[str, torch.Tensor]
-Off = Callable[[str, Weights], float]
 
 _THEIRS = "theirs"
 _OURS = "ours"

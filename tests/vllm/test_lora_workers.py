@@ -7,7 +7,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from trainsync import RunContext
 from trainsync.api import env
@@ -24,6 +23,8 @@ from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
 
 from tests.vllm.adapters import (
     TARGETS,
+    Off,
+    Weights,
     adapter_of,
     config_file,
     cut,
@@ -42,11 +43,8 @@ from tests.vllm.server import (
     serve,
     vllm_environment,
 )
-from tests.vllm.storage import URL, Storage, reachable_storage
+from tests.vllm.storage import URL, Storage
 from tests.waiting import eventually
-
-Weights = dict[str, torch.Tensor]
-Off = Callable[[str, Weights], float]
 
 _DRIVEN = "driven"
 _PUBLISH_SECONDS = 60.0
@@ -106,12 +104,6 @@ def test_each_worker_serves_its_part_of_each_version(
             assert off(_DRIVEN, merged(base, adapters[-1])) < TOLERANCE
     finally:
         area.close()
-
-
-@pytest.fixture
-def storage(tmp_path: Path) -> Iterator[Storage]:
-    with reachable_storage(tmp_path / "s3") as made:
-        yield made
 
 
 Start = Callable[..., AgentProcess]

@@ -96,6 +96,10 @@ class Store:
         """Whether everything that exists was seen once, and is watched."""
         return not self._unseen
 
+    def lists(self, kind: Kind) -> bool:
+        """Whether all objects of a kind were seen once, and are watched."""
+        return all(unseen is not kind for unseen, _ in self._unseen)
+
     def unsynced(self) -> list[str]:
         """The kinds that are not synced, to tell of them."""
         return sorted({kind.plural for kind, _ in self._unseen})

@@ -11,7 +11,7 @@ from trainsync_operator.kube.kinds import RUN, Kind
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile.run import Problem
 
-TAKEN: Final = "DirectoryTaken"
+_TAKEN: Final = "DirectoryTaken"
 
 
 def keys(run: Object) -> dict[str, str]:
@@ -30,16 +30,11 @@ def keys(run: Object) -> dict[str, str]:
         path = checkpoint.get("path") or meta["name"]
         where = f"claim {meta['namespace']}/{claim}/{path}"
         found[where] = f"the directory {path} of the claim {claim}"
-    stores = (storage.get("objectStore"), checkpoint.get("mirror"), _store(spec))
-    for store in stores:
+    sync: dict[str, Any] = spec.get("sync") or {}
+    for store in (storage.get("objectStore"), checkpoint.get("mirror"), sync.get("store")):
         if store and "url" in store:
             url = str(store["url"]).rstrip("/")
             found[f"bucket {store.get('endpoint') or ''} {url}"] = url
-    return found
-
-
-def _store(spec: dict[str, Any]) -> dict[str, Any] | None:
-    found: dict[str, Any] | None = (spec.get("sync") or {}).get("store")
     return found
 
 
@@ -77,17 +72,17 @@ def taken(run: Object, others: Iterable[Object]) -> Problem | None:
     mine, meta = keys(run), objects.metadata(run)
     for other in others:
         theirs = objects.metadata(other)
-        places = [words for key, words in mine.items() if key in keys(other)]
-        if not places or theirs["uid"] == meta["uid"] or not _writes(other):
+        if theirs["uid"] == meta["uid"] or not _writes(other) or not _precedes(other, run):
             continue
-        if not _precedes(other, run):
+        shared = mine.keys() & keys(other).keys()
+        if not shared:
             continue
         near = theirs["namespace"] == meta["namespace"]
         name = f"TrainingRun {theirs['name']}" if near else "A TrainingRun of another namespace"
         return Problem(
-            TAKEN,
-            f"{name} saves into {places[0]}, and two runs would overwrite each other's checkpoints:"
-            " give this run a place of its own, or wait: it begins when the other has ended or is"
-            " deleted.",
+            _TAKEN,
+            f"{name} saves into {mine[min(shared)]}, and two runs would overwrite each other's"
+            " checkpoints: give this run a place of its own, or wait: it begins when the other has"
+            " ended or is deleted.",
         )
     return None

@@ -161,9 +161,9 @@ class Live:
         return found
 
     async def indexed(self, kind: Kind, namespace: str, keys: Iterable[str]) -> list[Object]:
-        """All objects of a kind with one of these keys of the store's index; others may be with
-        them, and those of other namespaces lack, where the store is not synced."""
-        if self._store.synced:
+        """All objects of a kind with one of these keys of the store's index; where the store does
+        not list the kind yet, all of the namespace."""
+        if self._store.lists(kind):
             return [obj for key in keys for obj in self._store.indexed(kind, key)]
         pages = self._api.pages(kind, namespace)
         return [obj async for page in pages for obj in page.items]

@@ -86,8 +86,8 @@ class Reconciler:
     dry_runs: DryRuns = field(init=False, default_factory=DryRuns)
     live: Live = field(init=False)
     confirmed: Confirmed = field(init=False)
-    # Runs that do not begin, because others have their places.
-    held: set[Key] = field(init=False, default_factory=set)
+    # Runs that do not begin, because others have their directories.
+    without_directory: set[Key] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         """Events go through the same client."""
@@ -124,7 +124,7 @@ class Reconciler:
                 raise ReadLiveError(needs_listing=False)
             self.metrics.gone(key)
             self._forget(key)
-            self._place_freed()
+            self._directory_freed()
             return None
         if objects.being_deleted(raw):
             self._forget(key)
@@ -146,10 +146,10 @@ class Reconciler:
             there = await reads.indexed(RUN, run.namespace, directories.keys(raw))
             taken = directories.taken(raw, there)
             if taken is not None:
-                self.held.add(key)
+                self.without_directory.add(key)
                 await self.reports.hold(run, raw, taken, now)
                 return AGAIN_SECONDS
-        self.held.discard(key)
+        self.without_directory.discard(key)
         observed = await observe(reads, run, self.monitor)
         of_attempt(state.attempt)
         decision, held = await self._decide(run, observed, now, reads)
@@ -162,7 +162,7 @@ class Reconciler:
             decision, held = await self._decide(run, observed, now, reads)
             of_attempt(decision.state.attempt)
             if decision.state.outcome is not None:
-                self._place_freed()
+                self._directory_freed()
             if decision.transition is not None:
                 return 0.0
         return await self._carry_out(run, decision, observed, now, reads, held)
@@ -181,12 +181,12 @@ class Reconciler:
             return decision, None
         return attempts.decide(run, state, observed, now, edits=False), held
 
-    def _place_freed(self) -> None:
-        for key in self.held:
+    def _directory_freed(self) -> None:
+        for key in self.without_directory:
             self.wake(key)
 
     def _forget(self, key: Key) -> None:
-        self.held.discard(key)
+        self.without_directory.discard(key)
         self.events.gone(key.namespace, key.name)
         self.servers.gone(key.namespace, key.name)
         self.dry_runs.gone(key.namespace, key.name)

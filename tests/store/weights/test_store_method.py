@@ -168,14 +168,14 @@ def running(place: Place, directory: Path, address: str, **more: Any) -> Iterato
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _driver(ray_of_ranks: dict[str, Any]) -> Iterator[None]:  # noqa: F811
+def _driver(ray_of_ranks: dict[str, Any]) -> Iterator[None]:  # noqa: F811 - the fixture
     ray.init(**ray_of_ranks)
     yield
     ray.shutdown()
 
 
 @pytest.fixture
-def run(place: Place, tmp_path: Path, ray_address: str) -> Iterator[Run]:  # noqa: F811
+def run(place: Place, tmp_path: Path, ray_address: str) -> Iterator[Run]:  # noqa: F811 - the fixture
     with running(place, tmp_path, ray_address) as made:
         yield made
 
@@ -262,7 +262,7 @@ def test_a_store_that_is_away_for_a_moment_only_delays_a_version(place: Place, r
 def test_a_version_that_the_store_is_too_long_away_for_is_aborted_and_the_next_one_comes(
     place: Place,
     tmp_path: Path,
-    ray_address: str,  # noqa: F811
+    ray_address: str,  # noqa: F811 - the fixture
 ) -> None:
     with running(place, tmp_path, ray_address, seconds=10) as run:
         one = run.explorer("one", **{env.SYNC_TIMEOUT_SECONDS: "60"})
@@ -322,7 +322,7 @@ def test_explorers_need_to_read_alone_and_who_may_only_read_publishes_nothing(
 def test_the_next_attempt_goes_on_where_a_trainer_was_killed(
     place: Place,
     tmp_path: Path,
-    ray_address: str,  # noqa: F811
+    ray_address: str,  # noqa: F811 - the fixture
     point: str,
     count: int,
     newest: int,
@@ -366,7 +366,7 @@ def test_a_deposed_trainer_publishes_nothing_more_and_is_told_so(place: Place, r
 
 def test_a_store_that_does_not_honour_conditional_puts_is_refused_at_the_start(
     tmp_path: Path,
-    ray_address: str,  # noqa: F811
+    ray_address: str,  # noqa: F811 - the fixture
 ) -> None:
     (tmp_path / "store").mkdir()
     with pytest.raises(WeightsUnavailableError, match=r"cannot be published: .*conditional puts"):
@@ -415,7 +415,7 @@ def publish_sharded(
 def test_ranks_gather_what_rank_0_puts(
     place: Place,
     tmp_path: Path,
-    ray_of_ranks: dict[str, Any],  # noqa: F811
+    ray_of_ranks: dict[str, Any],  # noqa: F811 - the fixture
 ) -> None:
     cloud = {
         "AWS_ENDPOINT_URL": place.proxy.endpoint,
@@ -438,7 +438,7 @@ def test_ranks_gather_what_rank_0_puts(
 def test_a_version_has_the_proof_that_its_trainer_gave(
     place: Place,
     tmp_path: Path,
-    ray_address: str,  # noqa: F811
+    ray_address: str,  # noqa: F811 - the fixture
 ) -> None:
     environ = {
         env.CHECKPOINT_DIR: str(tmp_path / "run"),
@@ -479,7 +479,7 @@ def test_explorers_end_when_training_does(run: Run) -> None:
 def test_explorers_take_what_is_committed_with_the_right_to_read_alone(
     place: Place,
     server: Server,
-    ray_address: str,  # noqa: F811
+    ray_address: str,  # noqa: F811 - the fixture
 ) -> None:
     """Of sync method ``checkpoint``, in a run whose checkpoints are in the bucket."""
     given = committing.reading(server, place, "AKIAREADERREADEREXPL")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from trainsync_operator.builders.target import MonitorSettings
-from trainsync_operator.kube.kinds import CHILDREN, EVENT, RUN, WATCHED
+from trainsync_operator.kube.kinds import CHILDREN, EVENT, RUN, WATCHED, Kind
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.kube.store import Store
 from trainsync_operator.reconcile import directories
@@ -124,9 +124,9 @@ def test_of_two_runs_of_one_second_exactly_one_may_begin() -> None:
 
 
 @pytest.mark.parametrize("ends", ["deleted", "complete"])
-@pytest.mark.parametrize("synced", [False, True])
+@pytest.mark.parametrize("seen", [(), (RUN,), WATCHED], ids=["nothing", "runs", "all"])
 async def test_the_later_run_makes_nothing_and_says_why_until_the_first_is_over(
-    ends: str, synced: bool
+    ends: str, seen: tuple[Kind, ...]
 ) -> None:
     world = World(spec(checkpoint=SHARED))
     world.api.run()["metadata"]["creationTimestamp"] = LATER
@@ -135,13 +135,12 @@ async def test_the_later_run_makes_nothing_and_says_why_until_the_first_is_over(
     looks = reconciler(world, store)
 
     async def look() -> float | None:
-        if synced:
-            for kind in WATCHED:
-                found = world.api.all(kind)
-                for obj in found:
-                    store.put(kind, obj)
-                store.replace(kind, None, {o["metadata"]["uid"] for o in found}, "99999999")
-                store.seen(kind, None)
+        for kind in seen:
+            found = world.api.all(kind)
+            for obj in found:
+                store.put(kind, obj)
+            store.replace(kind, None, {o["metadata"]["uid"] for o in found}, "99999999")
+            store.seen(kind, None)
         return await looks.reconcile(KEY)
 
     for _ in range(3):

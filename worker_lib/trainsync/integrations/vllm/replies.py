@@ -70,7 +70,7 @@ def read_all_replies(executors: Any) -> None:
     if future is None or getattr(future, "reads_all", False):
         return
 
-    class ReadsAll(future):  # type: ignore[misc, valid-type]
+    class ReadsAll(future):  # type: ignore[misc, valid-type]  # vLLM's, looked up
         """A call whose replies are all taken."""
 
         reads_all = True

@@ -11,7 +11,7 @@ changes costs next to nothing, and one that does not some 0.1 s a GB, instead of
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from trainsync.checkpoint.memory.kept import KeptFile
 from trainsync.checkpoint.save.files.stream import buffered
@@ -19,9 +19,6 @@ from trainsync.checkpoint.save.places.comparing import Comparing
 from trainsync.storage.block_digests import BlockDigests, BlockHasher
 from trainsync.storage.saves.based import Base, Blocks
 from trainsync.storage.saves.receipts import FileEntry, Participant
-
-if TYPE_CHECKING:
-    pass
 
 LEAST: Final = 1 << 20
 """Bytes of a state: a smaller one is written again, which costs less than to keep it."""
