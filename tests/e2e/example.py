@@ -8,6 +8,7 @@ from demo.cli import MANIFEST, load_run
 from demo.platform import Platform
 from demo.snapshot import Snapshot
 from tests.e2e import harness
+from tests.ray_params import LITTLE_HEAD, LITTLE_RAY
 
 
 def start(platform: Platform, name: str, steps: int, options: str = "", **spec: Any) -> harness.Run:
@@ -17,6 +18,9 @@ def start(platform: Platform, name: str, steps: int, options: str = "", **spec: 
     manifest["spec"] |= {"ttlSecondsAfterFinished": 0, **spec}
     (cluster,) = manifest["spec"]["clusters"]
     cluster["entrypoint"] = f"python -m tiny_grpo.train --steps {steps} {options}".rstrip()
+    cluster["head"]["rayStartParams"] = LITTLE_HEAD
+    for group in cluster["groups"]:
+        group["rayStartParams"] = {"num-cpus": "1", **LITTLE_RAY}
     platform.kubectl.apply(platform.fit(manifest), namespace=harness.NAMESPACE)
     return harness.Run(platform, name)
 

@@ -10,6 +10,7 @@ from trainsync.api import names
 
 from demo.platform import Platform
 from tests.e2e import harness
+from tests.ray_params import LITTLE_HEAD, LITTLE_RAY
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -34,7 +35,7 @@ def on_cpus(run: dict[str, Any]) -> dict[str, Any]:
     groups = {group["name"]: group for group in cluster["groups"]}
     groups["explorer"]["replicas"] = EXPLORERS
     for owner in (cluster["head"], *cluster["groups"]):
-        owner["rayStartParams"] = {"object-store-memory": "100000000"}
+        owner["rayStartParams"] = LITTLE_HEAD if owner is cluster["head"] else LITTLE_RAY
         pod = owner["template"]["spec"]
         (container,) = pod["containers"]
         container["resources"] = {"requests": {"cpu": "50m", "memory": "128Mi"}}
