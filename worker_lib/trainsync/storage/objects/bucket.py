@@ -21,7 +21,7 @@ from trainsync.storage.objects.errors import (
     StoreRefusedError,
     StoreUnavailableError,
 )
-from trainsync.storage.objects.requests import forks, transfer
+from trainsync.storage.objects.requests import bandwidth, forks, transfer
 from trainsync.storage.objects.requests.breaker import Breaker
 from trainsync.storage.objects.requests.failures import translate
 from trainsync.storage.objects.requests.timed import StoreUntil
@@ -56,6 +56,8 @@ class Limits:
         parts: of one object that are in flight at once.
         pause_seconds: after a call that was given up others fail at once for so long, and for
             longer and longer while the store is away; 0: each one tries.
+        upload_bytes_per_second: of all that `Bucket.upload` puts in this process; 0: as fast as it
+            goes.
     """
 
     connect_seconds: float = 10.0
@@ -66,6 +68,7 @@ class Limits:
     part_bytes: int = 8 << 20
     parts: int = 4
     pause_seconds: float = 0.0
+    upload_bytes_per_second: int = 0
 
 
 @dataclass(frozen=True)
@@ -251,6 +254,8 @@ class Bucket:
         failed: list[BaseException] = []
         sent = transfer.Counted(blocks)
         fed = transfer.parts(sent, part, failed)
+        if bound := self.limits.upload_bytes_per_second:
+            fed = bandwidth.of_process(self.name, bound).paced(fed)
         one_part = size <= part and not estimated
         try:
             if one_part:
