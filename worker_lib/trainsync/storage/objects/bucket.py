@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from trainsync.storage.objects.errors import (
+    ConditionRefusedError,
     ObjectChangedError,
     ObjectExistsError,
     ObjectMissingError,
@@ -403,8 +404,9 @@ class Bucket:
                 if settled():
                     return
                 if _condition_failed(error):
-                    problem: StoreError = StoreUnavailableError(
-                        f"{self.name}, {doing}: the store refuses, though nothing else is there"
+                    problem: StoreError = ConditionRefusedError(
+                        f"{self.name}, {doing}: the store refuses, though nothing else is there; "
+                        "some do where an object was removed, if the bucket keeps versions"
                     )
                 else:
                     problem = translate(error, doing, self.name)
