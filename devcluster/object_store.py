@@ -56,7 +56,7 @@ def serving(
             command += ["--versioning-dir", str(older)]
         process = subprocess.Popen([*command, str(root)], env=environment, stdout=log, stderr=log)
         try:
-            wait_for_port(process, port, host)
+            wait_for_port(process, port, host or "127.0.0.1")
             yield process
         finally:
             process.kill()
