@@ -37,7 +37,8 @@ _LARGEST_RECORD: Final = 256 << 20  # a manifest of a million files; more is not
 _DELETED_AT_ONCE: Final = 500
 _DELETIONS: Final = 10
 """Objects that are deleted by requests of their own at once, as obstore does."""
-_NO_UPLOAD: Final = "NoSuchUpload"
+_ENDED_ALREADY: Final = ("NoSuchUpload", "InvalidBlockList")
+"""What S3 and GCS, and Azure, say of an upload that was completed before."""
 _TRIES: Final = 2
 _FIRST_WAIT_SECONDS: Final = 0.4
 _NOT_OF_THE_STORE: Final = (NotImplementedError, TypeError, AttributeError)
@@ -276,7 +277,8 @@ class Bucket:
             problem = translate(error, f"putting {key}", self.name)
             # The last reply may be lost, and a second one say that there is no such upload any
             # more: then the object is there, as a whole.
-            unclear = isinstance(problem, StoreUnavailableError) or _NO_UPLOAD in str(error)
+            ended = any(code in str(error) for code in _ENDED_ALREADY)
+            unclear = ended or isinstance(problem, StoreUnavailableError)
             if not one_part and unclear and sent.ended and self.size(key) == sent.bytes:
                 return
             raise problem from None
