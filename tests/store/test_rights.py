@@ -3,12 +3,14 @@ as permissions of a shared access signature, which azurite enforces."""
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from trainsync.storage.layout import RunDirectory
 
 from tests.store.conftest import Place
+from tests.store.servers import pod_identity
 from tests.store.servers.azurite import Azurite
 from tests.store.servers.server import Server
 from tests.unit.cli.commands import call, document, findings
@@ -149,3 +151,24 @@ def test_in_azure_without_the_right_to_delete_only_prune_is_refused(
     assert result.exit_code == 3
     assert "access is denied" in result.stderr
     assert [s["step"] for s in document("ls", url)["saves"]] == [10, 20, 20, 30]
+
+
+def test_without_keys_a_pod_has_those_of_its_identity_and_asks_for_new_ones_in_time(
+    place: Place, run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    token = tmp_path / "token"
+    token.write_text("of-the-pod")
+    monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(token))
+    with pod_identity.serving(seconds=3600.0) as identity:
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", identity.endpoint)
+        document("cp", run.root, place.url())
+        assert findings("verify", place.url(), code=0) == []
+        assert set(identity.asked) == {"of-the-pod"}
+        lasting = len(identity.asked)
+    with pod_identity.serving(seconds=10.0) as identity:  # new ones are wanted before that
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", identity.endpoint)
+        document("cp", run.root, place.url("runs/b"))
+        assert findings("verify", place.url("runs/b"), code=0) == []
+        assert len(identity.asked) > lasting
