@@ -17,7 +17,14 @@ _START_SECONDS: Final = 20.0
 
 @contextmanager
 def serving(
-    program: Path, root: Path, host: str, port: int, access: str, secret: str
+    program: Path,
+    root: Path,
+    host: str,
+    port: int,
+    access: str,
+    secret: str,
+    *,
+    versions: bool = False,
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """A server for as long as the body runs, on what an earlier one left; then it is killed.
 
@@ -26,6 +33,7 @@ def serving(
         root: holds a directory for each bucket.
         host: the address that it listens on; "": all of this machine.
         access, secret: the keys that have all rights.
+        versions: buckets may keep older versions of objects, which lie beside ``root``.
 
     Raises:
         DevclusterError: it does not listen within 20 s; its log is beside ``root``.
@@ -41,11 +49,14 @@ def serving(
     with (root.parent / "server.log").open("wb") as log:
         command = [str(program), "--quiet", "--port", f"{host}:{port}", "--region", REGION]
         command += ["--iam-dir", str(users)]
-        process = subprocess.Popen(
-            [*command, "posix", str(root)], env=environment, stdout=log, stderr=log
-        )
+        command.append("posix")
+        if versions:
+            older = root.with_name("versions")
+            older.mkdir(exist_ok=True)
+            command += ["--versioning-dir", str(older)]
+        process = subprocess.Popen([*command, str(root)], env=environment, stdout=log, stderr=log)
         try:
-            wait_for_port(process, port, host)
+            wait_for_port(process, port, host or "127.0.0.1")
             yield process
         finally:
             process.kill()

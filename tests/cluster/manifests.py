@@ -114,6 +114,7 @@ def full(name: str = "run") -> Object:
                     "credentials": {"secretRef": {"name": "bucket-keys"}},
                     "keepLast": 5,
                     "keepEvery": 1000,
+                    "uploadBytesPerSecond": "100Mi",
                 },
             },
             "monitor": {
@@ -199,7 +200,7 @@ def stored(name: str = "run") -> Object:
     """A manifest whose weights and checkpoints go through a bucket, with every field of that."""
     run = minimal(name)
     run["spec"]["checkpoint"]["storage"] = {
-        "objectStore": {"url": "s3://bucket/checkpoints"},
+        "objectStore": {"url": "s3://bucket/checkpoints", "uploadBytesPerSecond": "100Mi"},
         "incremental": True,
     }
     run["spec"]["sync"] = {

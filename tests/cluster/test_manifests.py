@@ -198,6 +198,9 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "region of a mirror in Azure": (
         "spec.checkpoint.mirror", {"url": "az://bucket/run", "region": "eu"},
         "spec.checkpoint.mirror", "for s3:// alone"),
+    "mirror that is too slow": (
+        "spec.checkpoint.mirror", {"url": "s3://bucket/run", "uploadBytesPerSecond": "1Ki"},
+        "spec.checkpoint.mirror.uploadBytesPerSecond", "at least 1Mi"),
     "unknown sync style": (
         "spec.sync.style", "hasty", "spec.sync.style", 'supported values: "fixed"'),
     "sync offset above the interval": (
@@ -297,6 +300,9 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "keys to read commits that nobody reads": (
         STORAGE, {"objectStore": {**IN_BUCKET["objectStore"], "readCredentials": KEYS}},
         "spec.checkpoint.storage.objectStore.readCredentials", "remove it with any other"),
+    "bound of uploads that is no quantity": (
+        STORAGE, {"objectStore": {**IN_BUCKET["objectStore"], "uploadBytesPerSecond": "+2Mi"}},
+        "spec.checkpoint.storage.objectStore.uploadBytesPerSecond", "such as 200Mi"),
     "both storages": (CLAIM, {"size": "1Gi"}, "spec.checkpoint.storage", "remove the other"),
     "claim of size zero": (
         "spec.checkpoint.storage", {"volumeClaimTemplate": {"size": "0"}},

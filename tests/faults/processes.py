@@ -45,6 +45,10 @@ class Line:
         word: str = self._connection.recv()
         return word
 
+    def is_told(self) -> bool:
+        """Whether `hear` returns at once."""
+        return self._connection.poll(0)
+
 
 class Child:
     """A forked process that runs ``function(line, *arguments)``.

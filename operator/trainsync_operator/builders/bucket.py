@@ -4,6 +4,7 @@ from typing import Any
 
 from trainsync.api import env
 from trainsync.api.bucket import CREDENTIALS, BucketCredentials, BucketPlace
+from trainsync.api.quantities import Quantity
 
 from trainsync_operator.builders.target import Target
 
@@ -28,6 +29,10 @@ def credentials(
     ]
 
 
+def _text(quantity: Quantity | None) -> str | None:
+    return None if quantity is None else str(quantity)
+
+
 def of_run(target: Target, *, opens: bool = True, reads: bool = False) -> list[dict[str, Any]]:
     """Variables of the run's bucket; none where a volume has the checkpoints.
 
@@ -42,6 +47,7 @@ def of_run(target: Target, *, opens: bool = True, reads: bool = False) -> list[d
         env.STORE_ENDPOINT: store.endpoint,
         env.STORE_REGION: store.region,
         env.STORE_ALLOW_HTTP: "true" if store.allow_http else None,
+        env.STORE_UPLOAD_BYTES_PER_SECOND: _text(store.upload_bytes_per_second) if opens else None,
     }
     keys = store.credentials if opens or reads else None
     if reads and store.read_credentials is not None:

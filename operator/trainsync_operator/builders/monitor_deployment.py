@@ -54,6 +54,9 @@ def _of_mirror(mirror: Mirror) -> dict[str, str]:
         env.MIRROR_ALLOW_HTTP: "true" if mirror.allow_http else None,
         env.MIRROR_KEEP_LAST: str(mirror.keep_last),
         env.MIRROR_KEEP_EVERY: None if mirror.keep_every is None else str(mirror.keep_every),
+        env.MIRROR_UPLOAD_BYTES_PER_SECOND: (
+            None if mirror.upload_bytes_per_second is None else str(mirror.upload_bytes_per_second)
+        ),
     }
     return {name: value for name, value in given.items() if value is not None}
 

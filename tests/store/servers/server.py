@@ -1,11 +1,12 @@
 """A server that speaks S3 for tests: its keys, its users, and the requests that obstore lacks."""
 
+import base64
 import hashlib
 import hmac
 import http.client
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -52,13 +53,43 @@ class Server:
         body = json.dumps(policy).encode()
         request(self.port, "PUT", f"/{bucket}", "policy", body)
 
+    def versioned_bucket(self, name: str, locked_days: int = 0) -> Path:
+        """Make a bucket that keeps older versions of objects; the directory with the newest.
 
-def request(port: int, method: str, path: str, query: str = "", body: bytes = b"") -> None:
+        Args:
+            locked_days: nobody may remove or replace a version for so long; 0: it has no lock.
+        """
+        locked = {"x-amz-bucket-object-lock-enabled": "true"} if locked_days else {}
+        request(self.port, "PUT", f"/{name}", more=locked)
+        if locked_days:
+            rule = f"<Mode>COMPLIANCE</Mode><Days>{locked_days}</Days>"
+            text = (
+                "<ObjectLockConfiguration><ObjectLockEnabled>Enabled</ObjectLockEnabled><Rule>"
+                f"<DefaultRetention>{rule}</DefaultRetention></Rule></ObjectLockConfiguration>"
+            )
+            body = text.encode()
+            wanted = {"content-md5": base64.b64encode(hashlib.md5(body).digest()).decode()}
+            request(self.port, "PUT", f"/{name}", "object-lock", body, wanted)
+        else:
+            text = "<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
+            request(self.port, "PUT", f"/{name}", "versioning", text.encode())
+        return self.root / name
+
+
+def request(
+    port: int,
+    method: str,
+    path: str,
+    query: str = "",
+    body: bytes = b"",
+    more: Mapping[str, str] | None = None,
+) -> None:
     """A request that obstore does not have, signed as S3 wants it (Signature Version 4)."""
     host, now = f"127.0.0.1:{port}", datetime.now(UTC)
     stamp, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
     digest = hashlib.sha256(body).hexdigest()
     headers = {"host": host, "x-amz-content-sha256": digest, "x-amz-date": stamp}
+    headers = dict(sorted({**headers, **(more or {})}.items()))
     names = ";".join(headers)
     lines = "".join(f"{name}:{value}\n" for name, value in headers.items())
     asked = f"{query}=" if query else ""
@@ -81,15 +112,22 @@ def request(port: int, method: str, path: str, query: str = "", body: bytes = b"
 
 @contextmanager
 def serving(
-    program: Path, root: Path, host: str = "127.0.0.1", port: int | None = None
+    program: Path,
+    root: Path,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    *,
+    versions: bool = False,
 ) -> Iterator[Server]:
     """A server for as long as the body runs, on what an earlier one left; then it is killed.
 
     Args:
         host: the address that it listens on; "": all of this machine.
         port: a free one without it.
+        versions: see `object_store.serving`.
     """
     with reserved_port() as bound:
         port = port_of(bound) if port is None else port
-        with object_store.serving(program, root, host, port, ACCESS, SECRET) as process:
+        serving = object_store.serving(program, root, host, port, ACCESS, SECRET, versions=versions)
+        with serving as process:
             yield Server(program, process.pid, port, root, host)

@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from trainsync.api.bucket import BucketCredentials, BucketPlace
+from trainsync.api.quantities import Quantity
 
 
 class Mirror(BucketPlace):
@@ -21,5 +22,12 @@ class Mirror(BucketPlace):
         description=(
             "Multiples of so many steps are copied, even if newer ones wait, and stay for ever; "
             "none when absent."
+        ),
+    )
+    upload_bytes_per_second: Quantity | None = Field(
+        default=None,
+        description=(
+            "Most bytes a second that the monitor uploads, a quantity of at least 1Mi such as "
+            "200Mi; as fast as it goes when absent."
         ),
     )

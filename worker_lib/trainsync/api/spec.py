@@ -295,6 +295,13 @@ class ObjectStore(BucketPlace):
             "committed weights; `credentials` when absent."
         ),
     )
+    upload_bytes_per_second: Quantity | None = Field(
+        default=None,
+        description=(
+            "Most bytes a second that each process uploads of its saves, a quantity of at least "
+            "1Mi such as 200Mi; as fast as it goes when absent."
+        ),
+    )
 
 
 class Storage(Model):

@@ -24,6 +24,7 @@ from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.monitor.client.retry import RetryPolicy
 from trainsync.monitor.commit.core_thread import CoreThread
 from trainsync.monitor.mirror.settings import MirrorSettings
+from trainsync.monitor.mirror.worker import open_bucket
 from trainsync.monitor.server import settings
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import pointers
@@ -318,9 +319,11 @@ def test_settings_of_a_mirror_are_those_that_the_operator_sets() -> None:
         env.MIRROR_ALLOW_HTTP: "true",
         env.MIRROR_KEEP_LAST: "5",
         env.MIRROR_KEEP_EVERY: "100",
+        env.MIRROR_UPLOAD_BYTES_PER_SECOND: "2Mi",
     }
-    wanted = MirrorSettings("s3://b/r", "http://s3:7070", "eu", True, 5, 100)
+    wanted = MirrorSettings("s3://b/r", "http://s3:7070", "eu", True, 5, 100, 2 << 20)
     assert settings.from_environment({**GOOD, **more}).mirror == wanted
+    assert open_bucket(wanted).limits.upload_bytes_per_second == 2 << 20
 
 
 def test_a_url_in_the_place_of_a_directory_is_the_runs_bucket() -> None:
@@ -341,6 +344,7 @@ def test_a_url_in_the_place_of_a_directory_is_the_runs_bucket() -> None:
         {env.LOG_LEVEL: "loud"},
         {env.MIRROR_KEEP_LAST: "0", env.MIRROR_URL: "s3://b/r"},
         {env.MIRROR_KEEP_EVERY: "-1", env.MIRROR_URL: "s3://b/r"},
+        {env.MIRROR_UPLOAD_BYTES_PER_SECOND: "1Ki", env.MIRROR_URL: "s3://b/r"},
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(change: dict[str, str]) -> None:

@@ -25,6 +25,7 @@ def test_the_monitor_alone_has_the_mirror_and_names_keys_of_its_secret() -> None
         "url": "s3://bucket/run",
         "endpoint": "https://s3.example.com",
         "keepEvery": 100,
+        "uploadBytesPerSecond": "50Mi",
         "credentials": {"secretRef": {"name": "bucket-keys"}},
     }
     chosen = spec(checkpoint={**spec()["checkpoint"], "mirror": mirror})
@@ -36,6 +37,7 @@ def test_the_monitor_alone_has_the_mirror_and_names_keys_of_its_secret() -> None
         "3",
         "100",
     )
+    assert variables["TRAINSYNC_MIRROR_UPLOAD_BYTES_PER_SECOND"] == "50Mi"
     assert "TRAINSYNC_MIRROR_ALLOW_HTTP" not in variables
     keys = [entry["valueFrom"] for entry in container["env"] if entry["name"].startswith("AWS")]
     assert [key["secretKeyRef"]["key"] for key in keys] == list(CREDENTIALS["s3"])
@@ -69,6 +71,18 @@ def test_a_run_in_a_bucket_has_no_volume_and_every_pod_is_told_the_place() -> No
         mounts = {mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
         assert "/trainsync/checkpoints" not in mounts
     assert "TRAINSYNC_STORE_ENDPOINT" not in env_of(trainer_pod(built_cluster()))
+
+
+def test_those_that_save_alone_are_told_how_fast_they_may() -> None:
+    chosen = in_bucket(uploadBytesPerSecond="200Mi")
+    groups = make_run(chosen).spec.clusters[0].groups
+    workers = built_cluster(chosen)["spec"]["workerGroupSpecs"]
+    found = {}
+    for group, worker in zip(groups, workers, strict=True):
+        entries = worker["template"]["spec"]["containers"][0]["env"]
+        found[group.role.value] = [e["value"] for e in entries if "BYTES_PER_SECOND" in e["name"]]
+    assert found == {"Trainer": ["200Mi"], "Explorer": []}
+    assert not [name for name in env_of(trainer_pod(built_cluster(in_bucket()))) if "BYTES" in name]
 
 
 def test_explorers_get_no_keys_of_the_bucket_of_checkpoints() -> None:

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from obstore.exceptions import AlreadyExistsError
 from obstore.store import MemoryStore
 from trainsync.storage.errors import DamagedFileError, PromotionConflictError, StepGoneError
 from trainsync.storage.objects import bucket as bucket_module
@@ -46,6 +47,30 @@ def test_a_store_that_puts_regardless_is_refused(honest: int, said: str) -> None
         require_conditional_puts(bucket)
     assert said in str(caught.value)
     assert bucket.below("") == []
+
+
+class Remembers(MemoryStore):
+    """A bucket with versions of a server that takes the mark of a removal for an object."""
+
+    def __init__(self) -> None:
+        self.removed: set[str] = set()
+
+    def put(self, path: str, file: Any, **given: Any) -> Any:
+        if given.get("mode") == "create" and path in self.removed:
+            raise AlreadyExistsError("412")
+        return super().put(path, file, **given)
+
+    def delete(self, paths: Any) -> None:
+        self.removed |= set(paths)
+        super().delete(paths)
+
+
+def test_a_store_that_refuses_an_object_where_one_was_removed_holds_no_run() -> None:
+    bucket = memory(Remembers())
+    require_conditional_puts(bucket)
+    with pytest.raises(UnconditionalStoreError, match="where one was removed, as some servers do"):
+        require_conditional_puts(bucket, anew=True)
+    require_conditional_puts(memory(), anew=True)
 
 
 def test_a_save_is_committed_once_and_the_pointer_follows() -> None:

@@ -86,6 +86,19 @@ def _of_bucket(path: str) -> list[Rule]:
     ]
 
 
+def _bandwidth(path: str) -> dict[str, list[Rule]]:
+    field = f"{path}.uploadBytesPerSecond"
+    return {
+        field: [
+            Rule(
+                f"isQuantity(string(self)) && (type(self) == int || self.matches('{SIZE_PATTERN}'))"
+                " && quantity(string(self)).compareTo(quantity('1Mi')) >= 0",
+                f"{field} must be a quantity of at least 1Mi, such as 200Mi",
+            ),
+        ]
+    }
+
+
 _TRAINERS = "c.groups.exists(g, g.role == 'Trainer')"
 _EXPLORERS = "c.groups.exists(g, g.role == 'Explorer')"
 _EXPLORER_GROUPS = "self.clusters.map(c, c.groups.filter(g, g.role == 'Explorer').size()).sum()"
@@ -270,7 +283,9 @@ RULES: Final[dict[str, list[Rule]]] = {
         ),
     ],
     "spec.checkpoint.mirror": _of_bucket("spec.checkpoint.mirror"),
+    **_bandwidth("spec.checkpoint.mirror"),
     "spec.checkpoint.storage.objectStore": _of_bucket("spec.checkpoint.storage.objectStore"),
+    **_bandwidth("spec.checkpoint.storage.objectStore"),
     "spec.sync.store": _of_bucket("spec.sync.store"),
     "spec.clusters[]": [
         Rule(

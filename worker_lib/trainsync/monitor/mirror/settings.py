@@ -13,3 +13,4 @@ class MirrorSettings:
     allow_http: bool = False
     keep_last: int = 3
     keep_every: int | None = None
+    upload_bytes_per_second: int = 0

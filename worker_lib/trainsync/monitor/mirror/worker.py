@@ -91,7 +91,7 @@ def open_bucket(settings: MirrorSettings) -> Bucket:
         endpoint=settings.endpoint,
         region=settings.region,
         allow_http=settings.allow_http,
-        limits=_LIMITS,
+        limits=replace(_LIMITS, upload_bytes_per_second=settings.upload_bytes_per_second),
     )
     return open_store(settings.url, options)
 

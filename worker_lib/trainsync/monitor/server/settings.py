@@ -13,6 +13,7 @@ from trainsync.api.spec import SAVE_DEADLINE_SECONDS, LogLevel, Sync, SyncMethod
 from trainsync.monitor.mirror.settings import MirrorSettings
 from trainsync.storage.objects.address import is_url, parse
 from trainsync.storage.objects.errors import StoreUrlError
+from trainsync.storage.objects.requests import bandwidth
 
 EnumT = TypeVar("EnumT", bound=StrEnum)
 
@@ -90,7 +91,16 @@ def _mirror(environ: Mapping[str, str]) -> MirrorSettings | None:
         allow_http=environ.get(env.MIRROR_ALLOW_HTTP, "").lower() == "true",
         keep_last=_positive(env.MIRROR_KEEP_LAST, environ.get(env.MIRROR_KEEP_LAST) or "3"),
         keep_every=_positive(env.MIRROR_KEEP_EVERY, every) if every else None,
+        upload_bytes_per_second=_bandwidth(environ),
     )
+
+
+def _bandwidth(environ: Mapping[str, str]) -> int:
+    text = environ.get(env.MIRROR_UPLOAD_BYTES_PER_SECOND)
+    try:
+        return bandwidth.parse(text) if text else 0
+    except ValueError as error:
+        raise MonitorSettingsError(f"{env.MIRROR_UPLOAD_BYTES_PER_SECOND} is {error}") from error
 
 
 def _required(environ: Mapping[str, str], name: str) -> str:

@@ -149,7 +149,7 @@ class TermHold:
         Args:
             check, learn: see `Tenure.take`, and `seize`.
         """
-        require_conditional_puts(self._bucket)
+        require_conditional_puts(self._bucket, anew=True)
         self._tenure.take(check)
         learn()
         self._checked = self._monotonic()

@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from trainsync.storage.objects.errors import (
+    ConditionRefusedError,
     ObjectChangedError,
     ObjectExistsError,
     ObjectMissingError,
@@ -21,7 +22,7 @@ from trainsync.storage.objects.errors import (
     StoreRefusedError,
     StoreUnavailableError,
 )
-from trainsync.storage.objects.requests import forks, transfer
+from trainsync.storage.objects.requests import bandwidth, forks, transfer
 from trainsync.storage.objects.requests.breaker import Breaker
 from trainsync.storage.objects.requests.failures import translate
 from trainsync.storage.objects.requests.timed import StoreUntil
@@ -36,7 +37,8 @@ _LARGEST_RECORD: Final = 256 << 20  # a manifest of a million files; more is not
 _DELETED_AT_ONCE: Final = 500
 _DELETIONS: Final = 10
 """Objects that are deleted by requests of their own at once, as obstore does."""
-_NO_UPLOAD: Final = "NoSuchUpload"
+_ENDED_ALREADY: Final = ("NoSuchUpload", "InvalidBlockList")
+"""What S3 and GCS, and Azure, say of an upload that was completed before."""
 _TRIES: Final = 2
 _FIRST_WAIT_SECONDS: Final = 0.4
 _NOT_OF_THE_STORE: Final = (NotImplementedError, TypeError, AttributeError)
@@ -56,6 +58,8 @@ class Limits:
         parts: of one object that are in flight at once.
         pause_seconds: after a call that was given up others fail at once for so long, and for
             longer and longer while the store is away; 0: each one tries.
+        upload_bytes_per_second: of all that `Bucket.upload` puts in this process; 0: as fast as it
+            goes.
     """
 
     connect_seconds: float = 10.0
@@ -66,6 +70,7 @@ class Limits:
     part_bytes: int = 8 << 20
     parts: int = 4
     pause_seconds: float = 0.0
+    upload_bytes_per_second: int = 0
 
 
 @dataclass(frozen=True)
@@ -251,6 +256,8 @@ class Bucket:
         failed: list[BaseException] = []
         sent = transfer.Counted(blocks)
         fed = transfer.parts(sent, part, failed)
+        if bound := self.limits.upload_bytes_per_second:
+            fed = bandwidth.of_process(self.name, bound).paced(fed)
         one_part = size <= part and not estimated
         try:
             if one_part:
@@ -270,7 +277,8 @@ class Bucket:
             problem = translate(error, f"putting {key}", self.name)
             # The last reply may be lost, and a second one say that there is no such upload any
             # more: then the object is there, as a whole.
-            unclear = isinstance(problem, StoreUnavailableError) or _NO_UPLOAD in str(error)
+            ended = any(code in str(error) for code in _ENDED_ALREADY)
+            unclear = ended or isinstance(problem, StoreUnavailableError)
             if not one_part and unclear and sent.ended and self.size(key) == sent.bytes:
                 return
             raise problem from None
@@ -398,8 +406,9 @@ class Bucket:
                 if settled():
                     return
                 if _condition_failed(error):
-                    problem: StoreError = StoreUnavailableError(
-                        f"{self.name}, {doing}: the store refuses, though nothing else is there"
+                    problem: StoreError = ConditionRefusedError(
+                        f"{self.name}, {doing}: the store refuses, though nothing else is there; "
+                        "some do where an object was removed, if the bucket keeps versions"
                     )
                 else:
                     problem = translate(error, doing, self.name)

@@ -19,6 +19,10 @@ class StoreUnavailableError(StoreError):
     """The store does not answer, or not in time; trying again later may help."""
 
 
+class ConditionRefusedError(StoreUnavailableError):
+    """The store says that an object is there, and has none: another writer's may be gone again."""
+
+
 class ObjectMissingError(StoreError):
     """There is no object of that key."""
 

@@ -6,12 +6,15 @@ clouds stay the training's. Without them, as in a local run, those of the clouds
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from trainsync.api import env
 from trainsync.api.bucket import CREDENTIALS
 from trainsync.storage.objects.bucket import Bucket, Limits
+from trainsync.storage.objects.errors import StoreUrlError
 from trainsync.storage.objects.opening import StoreOptions, open_store
+from trainsync.storage.objects.requests import bandwidth
 
 MONITOR_LIMITS: Final = Limits(
     connect_seconds=5.0,
@@ -28,13 +31,19 @@ meanwhile. Parts: the monitor's container is small."""
 def options_of_run(
     environ: Mapping[str, str] = os.environ, limits: Limits | None = None
 ) -> StoreOptions:
-    """What the environment says of the run's store."""
+    """What the environment says of the run's store. Raises `StoreUrlError`: a variable is wrong."""
+    limits = limits or Limits()
+    if text := environ.get(env.STORE_UPLOAD_BYTES_PER_SECOND):
+        try:
+            limits = replace(limits, upload_bytes_per_second=bandwidth.parse(text))
+        except ValueError as error:
+            raise StoreUrlError(f"{env.STORE_UPLOAD_BYTES_PER_SECOND} is {error}") from None
     return StoreOptions(
         endpoint=environ.get(env.STORE_ENDPOINT) or None,
         region=environ.get(env.STORE_REGION) or None,
         allow_http=environ.get(env.STORE_ALLOW_HTTP, "").lower() == "true",
         credentials=credentials(environ, env.STORE_CREDENTIAL_PREFIX),
-        limits=limits or Limits(),
+        limits=limits,
     )
 
 

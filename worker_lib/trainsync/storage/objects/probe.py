@@ -7,25 +7,32 @@ import secrets
 from trainsync.storage.objects import keys
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.errors import (
+    ConditionRefusedError,
     ObjectChangedError,
     ObjectExistsError,
     StoreError,
+    StoreRefusedError,
     UnconditionalStoreError,
 )
 
 _LOG = logging.getLogger(__name__)
 
 
-def require_conditional_puts(bucket: Bucket) -> None:
+def require_conditional_puts(bucket: Bucket, *, anew: bool = False) -> None:
     """Try both kinds of conditional puts on an object of our own, which is removed again.
 
+    Args:
+        anew: objects will be put where others were removed: try that, too.
+
     Raises:
-        UnconditionalStoreError: the store puts regardless.
+        UnconditionalStoreError: the store puts regardless, or none where one was removed.
         StoreError: it cannot be tried.
     """
     key = f"{keys.PROBES}/{secrets.token_hex(8)}"
     try:
         _try(bucket, key)
+        if anew:
+            _try_anew(bucket, key)
     finally:
         try:
             bucket.delete([key])
@@ -53,6 +60,22 @@ def _try(bucket: Bucket, key: str) -> None:
     except ObjectChangedError:
         return
     raise _refusal(bucket, "a put with `If-Match` replaced an object of another e-tag")
+
+
+def _try_anew(bucket: Bucket, key: str) -> None:
+    """S3 does, but some servers count the mark that a bucket with versions has of a removal."""
+    try:
+        bucket.delete([key])
+    except StoreRefusedError:
+        return  # a credential that may not delete removes nothing later either
+    try:
+        bucket.create(key, b"fifth")
+    except ConditionRefusedError:
+        raise UnconditionalStoreError(
+            f"{bucket.name} refuses an object where one was removed, as some servers do in a "
+            "bucket that keeps versions, so that no step could be saved again: give a bucket "
+            "without versions"
+        ) from None
 
 
 def _refusal(bucket: Bucket, why: str) -> UnconditionalStoreError:

@@ -38,6 +38,8 @@ def answer(status: int, code: str = "", more: str = "") -> str:
         (OSError(answer(429)), StoreUnavailableError, "429"),
         (OSError(answer(416, "InvalidRange")), StoreRefusedError, "416, InvalidRange"),
         (OSError("failed for key k: hush (code: AccessDenied)"), StoreRefusedError, "access is"),
+        (OSError("failed for key k: hush (code: 403)"), StoreRefusedError, "is denied (403)"),
+        (OSError("failed for key k: hush (code: 503)"), StoreUnavailableError, "answered 503,"),
         (OSError("failed for key k: hush (code: InternalError)"), StoreUnavailableError, "failed"),
         (OSError("dns error: x"), StoreUnavailableError, "cannot be resolved"),
         (OSError("kind: TimedOut"), StoreUnavailableError, "did not answer in time"),

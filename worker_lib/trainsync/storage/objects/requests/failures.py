@@ -18,6 +18,8 @@ from trainsync.storage.objects.errors import (
 _STATUS: Final = re.compile(r"status(?: code)?:?\s+(\d{3})")
 _CODE: Final = re.compile(r"(?:<Code>\s*|\(code: )([A-Za-z0-9.]{1,64})(?:\s*</Code>|\))")
 """Of an answer, or of one object of a request that deletes many."""
+_NUMBER: Final = re.compile(r"^[1-5][0-9]{2}$")
+"""A code that is the status: Azure's of one object of many that are deleted."""
 _REGION: Final = re.compile(r"expecting '([a-z0-9-]{1,32})'|<Region>([a-z0-9-]{1,32})</Region>")
 _METADATA: Final = re.compile(
     r"169\.254\.169\.254|fd00:ec2|metadata\.google\.internal|169\.254\.170"
@@ -59,6 +61,8 @@ def translate(error: Exception, doing: str, store: str) -> StoreError:
     text = str(error)
     status = match[1] if (match := _STATUS.search(text)) else None
     code = match[1] if (match := _CODE.search(text)) else None
+    if status is None and code is not None and _NUMBER.match(code):
+        status = code
     where = f"{store}, {doing}"
     if code in _BUCKET_CODES:
         return StoreRefusedError(f"{where}: there is no such bucket")
@@ -77,7 +81,7 @@ def translate(error: Exception, doing: str, store: str) -> StoreError:
             f"{where}: no credentials were found: neither in the environment (for S3 "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), nor from this machine's own service"
         )
-    said = ", ".join(part for part in (status, code) if part)
+    said = ", ".join(dict.fromkeys(part for part in (status, code) if part))
     if status in ("401", "403") or code == "AccessDenied":
         return StoreRefusedError(f"{where}: access is denied ({said})")
     if status is not None and status[0] in "34" and status not in ("408", "409", "429"):
