@@ -72,6 +72,8 @@ SYNC_MAX_STALENESS: Final = "TRAINSYNC_SYNC_MAX_STALENESS"
 # The pod's node, by which the save strategy single_node groups ranks. Not passed to other
 # processes.
 NODE_NAME: Final = "TRAINSYNC_NODE_NAME"
+# What may fail at once with the node, such as its zone: copies of kept shards go to another one.
+FAILURE_DOMAIN: Final = "TRAINSYNC_FAILURE_DOMAIN"
 # The monitor's pod: the holder identity of the run's Lease. A server's pod: the agent's name.
 POD_NAME: Final = "TRAINSYNC_POD_NAME"
 LOG_LEVEL: Final = "TRAINSYNC_LOG_LEVEL"
