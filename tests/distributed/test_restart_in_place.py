@@ -40,9 +40,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, ray_address: str) -> R
     return trained(tmp_path_factory.mktemp("undisturbed"), ray_address, ())
 
 
-def trained(
-    directory: Path, address: str, kills: tuple[str, ...], *options: str, **sync: str
-) -> Run:
+def trained(directory: Path, address: str, kills: tuple[str, ...], **sync: str) -> Run:
     """A run to its end, in which ranks are killed."""
     memory = {
         env.CHECKPOINT_INTERVAL: "1",
@@ -56,7 +54,7 @@ def trained(
     for kill in kills:
         (directory / "kills" / kill).touch()
     process = run.start(
-        "tests.distributed.killed_ranks", config=SMALL, options=("--max-restarts", "20", *options)
+        "tests.distributed.killed_ranks", config=SMALL, options=("--max-restarts", "20")
     )
     assert run.end(process) == 0, run.log.read_text()[-6000:]
     left = sorted(path.name for path in (directory / "kills").iterdir())
@@ -101,27 +99,29 @@ def test_a_run_whose_ranks_are_killed_in_every_phase_takes_the_same_steps_bit_fo
 
 
 @pytest.mark.parametrize(
-    ("method", "style", "options"),
+    ("method", "style", "spares"),
     [
-        ("checkpoint", "fixed", ()),
-        ("memory", "fully_async", ()),
-        ("nccl", "fully_async", ("--warm-spares",)),
+        ("checkpoint", "fixed", "false"),
+        ("memory", "fully_async", "false"),
+        ("nccl", "fully_async", "true"),
     ],
 )
 def test_explorers_of_each_method_go_on_with_the_restarted_trainers(
     method: str,
     style: str,
-    options: tuple[str, ...],
+    spares: str,
     undisturbed: Run,
     tmp_path: Path,
     ray_address: str,
 ) -> None:
-    sync = {env.SYNC_METHOD: method, env.SYNC_STYLE: style}
+    sync = {env.SYNC_METHOD: method, env.SYNC_STYLE: style, env.WARM_SPARE: spares}
     if style == "fully_async":
         sync |= {env.SYNC_MAX_STALENESS: "2"}
     kills = ("staged-8.0", "step-12.1")
-    run = trained(tmp_path, ray_address, kills, *options, **sync)
+    run = trained(tmp_path, ray_address, kills, **sync)
     check_attempt(run, len(kills))
+    were_spares = "spare" in (tmp_path / "times").read_text()
+    assert were_spares is (spares == "true"), "which processes the ranks were"
     assert set(losses(run)) == set(range(1, STEPS + 1))
     if style == "fixed":
         assert losses(run) == losses(undisturbed)

@@ -18,6 +18,8 @@ ROLE: Final = "TRAINSYNC_ROLE"
 # In a pod: the attempt that made its RayCluster. In a job (through its runtime environment): the
 # job's attempt, which wins because Ray's job variables override those of the pod.
 ATTEMPT: Final = "TRAINSYNC_ATTEMPT"
+# "true": the job is asked for warm spares. Set in the job's runtime environment, like its attempt.
+WARM_SPARE: Final = "TRAINSYNC_WARM_SPARE"
 # Set by RunContext.env() for the processes that a claimed job starts; never by the operator.
 INCARNATION: Final = "TRAINSYNC_INCARNATION"
 # A process's rank for its coordinator; takes precedence over RANK and WORLD_SIZE, which torchrun
