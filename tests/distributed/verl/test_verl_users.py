@@ -17,7 +17,7 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import check_manifest, committed_steps, read_manifest
 
 from tests.distributed.forked import UNDER_VERL, preload
-from tests.distributed.verl.trainer import seen_by, verls_trainer
+from tests.distributed.verl.trainer import seen_by, shorter, verls_trainer
 from tests.distributed.verl.users import MONITOR, SECONDS, TRAINER, Process, acting, place, volume
 from tests.ports import port_of, reserved_port
 from tests.waiting import eventually
@@ -162,11 +162,9 @@ def resumes(
 
 def refused_with_other_data(trainer: Any) -> str:
     """What verl's trainer is told that loads once more, with an item less."""
-    from torchdata.stateful_dataloader import StatefulDataLoader
     from trainsync.data.errors import DataMismatchError
 
-    items = list(trainer.train_dataloader.dataset)[1:]
-    trainer.train_dataloader = StatefulDataLoader(items, batch_size=2)
+    trainer.train_dataloader = shorter(trainer.train_dataloader)
     try:
         trainer._load_checkpoint()
     except DataMismatchError as error:
