@@ -29,8 +29,8 @@ def main() -> None:
     parser.add_argument(
         "--warm-spares",
         action="store_true",
-        help="keep a process beside each rank that has torch loaded, for a restart in place; it "
-        "takes the memory of torch once more",
+        help="keep a process beside each rank that has torch loaded, for a restart in place, as "
+        "with failurePolicy.warmSpare; it takes the memory of torch once more",
     )
     Config.add_arguments(parser)
     arguments = parser.parse_args()
@@ -41,15 +41,16 @@ def main() -> None:
     with RunContext.from_env(arguments.directory) as ctx:
         ctx.resume()  # what it verifies takes time; the Synchronizer and the trainers ask again
         ray.init()
-        if arguments.warm_spares and ctx.is_local and ray.cluster_resources().get("GPU", 0) > 1:  # type: ignore[no-untyped-call]
+        warm = arguments.warm_spares or ctx.warm_spare
+        if warm and ctx.is_local and ray.cluster_resources().get("GPU", 0) > 1:  # type: ignore[no-untyped-call]
             parser.error(
-                "--warm-spares on one machine with several GPUs: Ray would put two ranks on one "
+                "warm spares on one machine with several GPUs: Ray would put two ranks on one "
                 "GPU; expected one GPU in each pod, or none"
             )
         ctx.synchronizer()
         explorers = ExplorerGroup(ctx, config)
         history, probes = History(arguments.history), Probes()
-        places = RankPlaces(warm=arguments.warm_spares)
+        places = RankPlaces(warm=warm)
 
         def train_from(resume: Resume | None) -> None:
             with RayTrainers(ctx, config, resume, places) as trainers:

@@ -2,8 +2,8 @@
 
 Each file in ``kills`` beside the run's directory (in ``KILLED_RANKS``, of a run in a bucket) is a
 kill, ``<phase>-<step>.<rank>``: that rank removes the file and sends itself SIGKILL when it comes
-to the phase at that step, or later. Beside it, ``times`` gets a line for each kill, start and step:
-what, step, seconds since the epoch.
+to the phase at that step, or later. Beside it, ``times`` gets a line for each kill, start and step,
+and for each rank that was a spare process (``spare``): what, step, seconds since the epoch.
 
 Phases: ``step`` (amid the computation), ``publish``, ``load`` (of the checkpoint, after a restart),
 ``finish``, and the points of a save, also into a bucket, and of keeping in memory
@@ -38,11 +38,19 @@ def note(directory: Path, what: str, step: int) -> None:
 class KilledRank(_RankActor):
     """A rank that is killed as the plan says."""
 
+    _was_spare = False
+
+    def warm(self, config: Config) -> None:
+        super().warm(config)
+        self._was_spare = True
+
     def start(
         self, ctx: RunContext, config: Config, resume: Resume | None, endpoint: tuple[str, int]
     ) -> None:
         self._beside = Path(os.environ.get("KILLED_RANKS") or ctx.directory.parent)
         self._step = 0 if resume is None else resume.step
+        if self._was_spare:
+            note(self._beside, "spare", self._step)
         if resume is not None:
             self._replace_load()
         for area in (failpoints.SAVE, failpoints.MEMORY, failpoints.LIVE):

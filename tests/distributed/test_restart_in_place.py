@@ -1,5 +1,10 @@
-"""Ranks of the example are killed, for real, and their run goes on in the same attempt and job."""
+"""Ranks of the example are killed, for real, and their run goes on in the same attempt and job.
 
+``TRAINSYNC_RANK_KILLS`` says how often ranks are killed in each phase of a step together.
+"""
+
+import os
+import random
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,6 +38,21 @@ KILLS = (
     "load-14.0",
     f"finish-{STEPS}.1",
 )
+ROUNDS = -(-int(os.environ.get("TRAINSYNC_RANK_KILLS", "0")) // len(KILLS)) or 1
+
+
+def kills_of(number: int) -> tuple[str, ...]:
+    """`KILLS`; in rounds after the first those of other ranks, and in another order."""
+    if number == 0:
+        return KILLS
+    draws = random.Random(number)
+    phases = [kill.partition("-")[0] for kill in KILLS[:-3]]
+    draws.shuffle(phases)
+    steps = [f"{phase}-{2 * index + 2}" for index, phase in enumerate(phases)]
+    *loads, end = (kill.partition(".")[0] for kill in KILLS[-3:])
+    loading = draws.randrange(SMALL.trainers)  # one rank: two would die in one load
+    ranked = [f"{kill}.{draws.randrange(SMALL.trainers)}" for kill in (*steps, end)]
+    return (*ranked, *(f"{kill}.{loading}" for kill in loads))
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +60,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, ray_address: str) -> R
     return trained(tmp_path_factory.mktemp("undisturbed"), ray_address, ())
 
 
-def trained(
-    directory: Path, address: str, kills: tuple[str, ...], *options: str, **sync: str
-) -> Run:
+def trained(directory: Path, address: str, kills: tuple[str, ...], **sync: str) -> Run:
     """A run to its end, in which ranks are killed."""
     memory = {
         env.CHECKPOINT_INTERVAL: "1",
@@ -56,7 +74,7 @@ def trained(
     for kill in kills:
         (directory / "kills" / kill).touch()
     process = run.start(
-        "tests.distributed.killed_ranks", config=SMALL, options=("--max-restarts", "20", *options)
+        "tests.distributed.killed_ranks", config=SMALL, options=("--max-restarts", "20")
     )
     assert run.end(process) == 0, run.log.read_text()[-6000:]
     left = sorted(path.name for path in (directory / "kills").iterdir())
@@ -80,13 +98,16 @@ def check_attempt(run: Run, kills: int) -> None:
     assert not re.search(r"explorer \d+ is gone", run.log.read_text()), "an explorer ended"
 
 
+@pytest.mark.parametrize("number", range(ROUNDS))
 def test_a_run_whose_ranks_are_killed_in_every_phase_takes_the_same_steps_bit_for_bit(
-    undisturbed: Run, tmp_path: Path, ray_address: str
+    undisturbed: Run, tmp_path: Path, ray_address: str, number: int
 ) -> None:
-    run = trained(tmp_path, ray_address, KILLS)
+    kills = kills_of(number)
+    assert len(set(kills)) == len(KILLS)
+    run = trained(tmp_path, ray_address, kills)
     for kill, seconds in pauses(run):
         print(f"{kill}: the next step ended {seconds:.1f} s after the kill")
-    check_attempt(run, len(KILLS))
+    check_attempt(run, len(kills))
     expected = losses(undisturbed)
     assert len(set().union(*expected.values())) > STEPS // 2, "too alike to tell steps apart"
     assert losses(run) == expected
@@ -101,27 +122,29 @@ def test_a_run_whose_ranks_are_killed_in_every_phase_takes_the_same_steps_bit_fo
 
 
 @pytest.mark.parametrize(
-    ("method", "style", "options"),
+    ("method", "style", "spares"),
     [
-        ("checkpoint", "fixed", ()),
-        ("memory", "fully_async", ()),
-        ("nccl", "fully_async", ("--warm-spares",)),
+        ("checkpoint", "fixed", "false"),
+        ("memory", "fully_async", "false"),
+        ("nccl", "fully_async", "true"),
     ],
 )
 def test_explorers_of_each_method_go_on_with_the_restarted_trainers(
     method: str,
     style: str,
-    options: tuple[str, ...],
+    spares: str,
     undisturbed: Run,
     tmp_path: Path,
     ray_address: str,
 ) -> None:
-    sync = {env.SYNC_METHOD: method, env.SYNC_STYLE: style}
+    sync = {env.SYNC_METHOD: method, env.SYNC_STYLE: style, env.WARM_SPARE: spares}
     if style == "fully_async":
         sync |= {env.SYNC_MAX_STALENESS: "2"}
     kills = ("staged-8.0", "step-12.1")
-    run = trained(tmp_path, ray_address, kills, *options, **sync)
+    run = trained(tmp_path, ray_address, kills, **sync)
     check_attempt(run, len(kills))
+    were_spares = "spare" in (tmp_path / "times").read_text()
+    assert were_spares is (spares == "true"), "which processes the ranks were"
     assert set(losses(run)) == set(range(1, STEPS + 1))
     if style == "fixed":
         assert losses(run) == losses(undisturbed)

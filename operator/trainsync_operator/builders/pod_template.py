@@ -4,7 +4,7 @@ import copy
 from typing import Any, Final
 
 from trainsync.api import env, names
-from trainsync.api.spec import Cluster, Group, Role, SyncMethod, SyncStore
+from trainsync.api.spec import CheckpointMemory, Cluster, Group, Role, SyncMethod, SyncStore
 
 from trainsync_operator.builders import bucket, node_loss, queue
 from trainsync_operator.builders.target import Target
@@ -14,6 +14,7 @@ _TOKEN_VOLUME: Final = "trainsync-token"
 _KEPT_VOLUME: Final = "trainsync-kept"
 _TOKEN_SECONDS: Final = 3600
 ROLE_HEAD: Final = "Head"
+_ZONE: Final = "topology.kubernetes.io/zone"
 # A value in the template takes precedence over these.
 #
 # How often Ray deletes unused objects. Ray's default is one second, during which two versions of
@@ -57,11 +58,11 @@ def _environment(target: Target, cluster: Cluster, group: Group | None) -> dict[
         variables[env.CHECKPOINT_SAVE_TIMEOUT] = str(spec.checkpoint.save_timeout_seconds)
     if spec.checkpoint.storage.incremental:
         variables[env.CHECKPOINT_INCREMENTAL] = "true"
-    if spec.checkpoint.memory is not None and _may_save(group):
-        variables[env.CHECKPOINT_MEMORY] = str(spec.checkpoint.memory.budget)
+    if (memory := _memory(target, group)) is not None:
+        variables[env.CHECKPOINT_MEMORY] = str(memory.budget)
         variables[env.CHECKPOINT_MEMORY_DIR] = names.KEPT_MOUNT
-        if spec.checkpoint.memory.copies:
-            variables[env.CHECKPOINT_MEMORY_COPIES] = str(spec.checkpoint.memory.copies)
+        if memory.copies:
+            variables[env.CHECKPOINT_MEMORY_COPIES] = str(memory.copies)
     if spec.sync.bucket_size is not None:
         variables[env.SYNC_BUCKET_SIZE] = str(spec.sync.bucket_size)
     if spec.sync.delta:
@@ -107,6 +108,12 @@ def _only_reads(target: Target, cluster: Cluster, group: Group | None) -> bool:
 def _may_save(group: Group | None) -> bool:
     """Whether processes of the pod save, or hand their settings to those that do, as the head's."""
     return group is None or group.role is Role.TRAINER
+
+
+def _memory(target: Target, group: Group | None) -> CheckpointMemory | None:
+    """How the pod's processes keep shards in memory; None: they keep none."""
+    memory = target.run.spec.checkpoint.memory
+    return memory if memory is not None and memory.enabled and _may_save(group) else None
 
 
 def replace_named(
@@ -169,6 +176,18 @@ def _tracker_defaults(target: Target) -> list[dict[str, str]]:
     ]
 
 
+def _failure_domain(target: Target, group: Group | None) -> list[dict[str, Any]]:
+    """The zone of the pod's node, where copies of shards go to another one.
+
+    Kubernetes copies the label of the node to the pod; without it the variable is empty.
+    """
+    memory = _memory(target, group)
+    if memory is None or not memory.copies:
+        return []
+    zone = {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{_ZONE}']"}}
+    return [{"name": env.FAILURE_DOMAIN, "valueFrom": zone}]
+
+
 def inject(
     target: Target,
     cluster: Cluster,
@@ -203,7 +222,7 @@ def inject(
     of_commits = reads and target.run.spec.sync.method is SyncMethod.CHECKPOINT
     variables += bucket.of_run(target, opens=_may_save(group), reads=of_commits)
     variables += store_keys(target.run.spec.sync.store, reads=reads)
-    defaults = [_RAY_DEFAULT, *_tracker_defaults(target)]
+    defaults = [_RAY_DEFAULT, *_tracker_defaults(target), *_failure_domain(target, group)]
     own = replace_named(defaults, first.get("env") or [], "name")
     first["env"] = replace_named(own, variables, "name")
     own_mounts = first.get("volumeMounts") or []
@@ -211,8 +230,7 @@ def inject(
 
     audience = names.token_audience(target.run.uid, target.cluster_attempt)
     volumes = run_volumes(target, audience)
-    memory = target.run.spec.checkpoint.memory
-    if memory is not None and _may_save(group):
+    if (memory := _memory(target, group)) is not None:
         # A file system of its own: what fills it takes nothing from Ray's, in /dev/shm.
         in_memory = {"medium": "Memory", "sizeLimit": str(memory.budget)}
         volumes = [*volumes, {"name": _KEPT_VOLUME, "emptyDir": in_memory}]

@@ -17,7 +17,7 @@ _REMEMBERED: Final = 1024
 
 
 @lru_cache(_REMEMBERED)
-def _with_attempt(given: str, field: str, attempt: int) -> str:
+def _with_own(given: str, field: str, attempt: int, warm_spare: bool) -> str:
     try:
         read = yaml.safe_load(given) or {}
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a day that no month has
@@ -31,6 +31,8 @@ def _with_attempt(given: str, field: str, attempt: int) -> str:
         )
     # These override the environment of the pod, which outlives the attempt.
     variables = {**(read.get("env_vars") or {}), env.ATTEMPT: str(attempt)}
+    if warm_spare:
+        variables[env.WARM_SPARE] = "true"
     text: str = yaml.safe_dump({**read, "env_vars": variables}, sort_keys=True)
     return text
 
@@ -51,7 +53,12 @@ def build(target: Target, cluster: Cluster, ray_cluster_uid: str) -> dict[str, A
     field = f"spec.clusters[{cluster.name}].runtimeEnvYAML"
     spec = {
         "entrypoint": cluster.entrypoint,
-        "runtimeEnvYAML": _with_attempt(cluster.runtime_env_yaml or "", field, target.attempt),
+        "runtimeEnvYAML": _with_own(
+            cluster.runtime_env_yaml or "",
+            field,
+            target.attempt,
+            run.spec.failure_policy.warm_spare,
+        ),
         # RayJob and Ray job share a name, so that Ray refuses to start the job twice on one head.
         "jobId": name,
         "submissionMode": "HTTPMode",

@@ -7,9 +7,10 @@ turn, in rounds, two runs of one process save: one whose shards are copied to th
 what is left of saves and copies then ends before the next block, untimed.
 
 A step is the example's update on answers that were sampled once, on an eighth of its prompts: the
-whole of it takes a minute on two cores. So the share is greater than that of a whole step. The
-figure is the median over the rounds of how much longer the slower rank's block takes with copies,
-as a share of the block without. The details have the processor time of all threads as well.
+whole of it takes a minute on two cores. So the share is greater than that of a whole step, which
+``TRAINSYNC_BENCH_PROMPTS=64`` measures. The figure is the median over the rounds of how much longer
+the slower rank's block takes with copies, as a share of the block without. The details have the
+processor time of all threads as well.
 """
 
 import os
@@ -26,7 +27,7 @@ RANKS: Final = 2
 ROUNDS: Final = int(os.environ.get("TRAINSYNC_BENCH_ROUNDS", "7"))
 STEPS: Final = 2
 HIDDEN: Final = 1280  # ten times the example's, and so a hundred times its parameters
-PROMPTS: Final = 8
+PROMPTS: Final = int(os.environ.get("TRAINSYNC_BENCH_PROMPTS", "8"))
 BUDGET: Final = "4Gi"
 SECONDS: Final = 580.0
 WAYS: Final = ("plain", "copied")

@@ -17,7 +17,7 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import check_manifest, committed_steps, read_manifest
 
 from tests.distributed.forked import UNDER_VERL, preload
-from tests.distributed.verl.trainer import seen_by, verls_trainer
+from tests.distributed.verl.trainer import seen_by, shorter, verls_trainer
 from tests.distributed.verl.users import MONITOR, SECONDS, TRAINER, Process, acting, place, volume
 from tests.ports import port_of, reserved_port
 from tests.waiting import eventually
@@ -156,7 +156,20 @@ def resumes(
     verl_cpu = joined(environ, port)
     trainer, engines = verls_trainer(verl_cpu, directory, *models)
     trainer._load_checkpoint()
-    return seen_by(verl_cpu, trainer, engines, iter(trainer.train_dataloader))
+    seen = seen_by(verl_cpu, trainer, engines, iter(trainer.train_dataloader))
+    return seen | {"refused": refused_with_other_data(trainer)}
+
+
+def refused_with_other_data(trainer: Any) -> str:
+    """What verl's trainer is told that loads once more, with an item less."""
+    from trainsync.data.errors import DataMismatchError
+
+    trainer.train_dataloader = shorter(trainer.train_dataloader)
+    try:
+        trainer._load_checkpoint()
+    except DataMismatchError as error:
+        return str(error)
+    return ""
 
 
 def saves_when_asked(
@@ -278,7 +291,7 @@ def test_verls_trainer_saves_actor_critic_and_its_data_in_one_commit_and_resumes
     assert names == parts | {"critic_model.0", "critic_optim.0", "critic_extra_state.0"}
     paths = {entry.path for entry in committed.files}
     models = {f"{model}/model_world_size_1_rank_0.pt" for model in ("actor", "critic")}
-    assert {"data.pt"} | models <= paths
+    assert {"data.pt", "data_length.json"} | models <= paths
     eventually(lambda: shared.run.steps() == [LAST], SECONDS)  # retention takes the data, too
     folders = [str(shared.directory / f"global_step_{step}") for step in (1, LAST)]
     assert (ended["told"], ended["directory"]) == (folders, str(shared.directory))
@@ -286,6 +299,7 @@ def test_verls_trainer_saves_actor_critic_and_its_data_in_one_commit_and_resumes
     resumed = shared.by_trainer(resumes)
     assert (resumed["step"], resumed["next"]) == (LAST, ended["next"])
     assert resumed["models"] == ended["models"]
+    assert "trained on 20 items until step 2, and verl's dataset has 19" in resumed["refused"]
 
 
 def test_a_step_without_verls_data_does_not_count_and_the_one_before_goes_on_with_its_own(

@@ -58,6 +58,13 @@ def verls_trainer(verl_cpu: Any, directory: Path | str, *models: str) -> tuple[A
     return trainer, engines
 
 
+def shorter(loader: Any) -> Any:
+    """A dataloader of the same items but one."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader(list(loader.dataset)[1:], batch_size=2)
+
+
 def seen_by(verl_cpu: Any, trainer: Any, engines: dict[str, Any], batches: Any) -> dict[str, Any]:
     return {
         "step": trainer.global_steps,

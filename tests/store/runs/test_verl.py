@@ -66,6 +66,7 @@ def test_verl_saves_into_a_bucket_and_goes_on_from_it_to_the_last_bit(
     assert again["by path"] == (2, one["whole"])
     assert f"expected {url}/global_step_N" in again["other path"][1]
     assert f"'checkpoints'; expected '{url}'" in again["other directory"][1]
+    assert again["other data"][0] == "DataMismatchError"
     kind, text = again["damaged"]
     assert kind == "CorruptCheckpointError"
     assert "data.pt has digest" in text

@@ -172,6 +172,18 @@ def test_incremental_saves_are_asked_for_and_go_on_to_other_processes(place: str
     assert not read_settings({}, place).checkpoint.incremental
 
 
+@pytest.mark.parametrize("run", [CLUSTER, {}])
+def test_warm_spares_are_asked_for_and_the_question_goes_on_to_other_processes(
+    run: dict[str, str],
+) -> None:
+    settings = read_settings({**run, "TRAINSYNC_WARM_SPARE": "true"})
+    assert settings.warm_spare
+    assert settings.environment()["TRAINSYNC_WARM_SPARE"] == "true"
+    assert not read_settings(run).warm_spare
+    with pytest.raises(SettingsError, match="TRAINSYNC_WARM_SPARE"):
+        read_settings({**run, "TRAINSYNC_WARM_SPARE": "yes"})
+
+
 STORE = {
     "TRAINSYNC_SYNC_METHOD": "store",
     "TRAINSYNC_SYNC_STORE_URL": "s3://bucket/runs/a/",

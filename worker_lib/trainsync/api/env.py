@@ -18,6 +18,8 @@ ROLE: Final = "TRAINSYNC_ROLE"
 # In a pod: the attempt that made its RayCluster. In a job (through its runtime environment): the
 # job's attempt, which wins because Ray's job variables override those of the pod.
 ATTEMPT: Final = "TRAINSYNC_ATTEMPT"
+# "true": the job is asked for warm spares. Set in the job's runtime environment, like its attempt.
+WARM_SPARE: Final = "TRAINSYNC_WARM_SPARE"
 # Set by RunContext.env() for the processes that a claimed job starts; never by the operator.
 INCARNATION: Final = "TRAINSYNC_INCARNATION"
 # A process's rank for its coordinator; takes precedence over RANK and WORLD_SIZE, which torchrun
@@ -74,6 +76,8 @@ SYNC_MAX_STALENESS: Final = "TRAINSYNC_SYNC_MAX_STALENESS"
 # The pod's node, by which the save strategy single_node groups ranks. Not passed to other
 # processes.
 NODE_NAME: Final = "TRAINSYNC_NODE_NAME"
+# What may fail at once with the node, such as its zone: copies of kept shards go to another one.
+FAILURE_DOMAIN: Final = "TRAINSYNC_FAILURE_DOMAIN"
 # The monitor's pod: the holder identity of the run's Lease. A server's pod: the agent's name.
 POD_NAME: Final = "TRAINSYNC_POD_NAME"
 LOG_LEVEL: Final = "TRAINSYNC_LOG_LEVEL"

@@ -145,6 +145,14 @@ class FailurePolicy(Model):
         ),
     )
     restart_scope: RestartScope = RestartScope.JOB
+    warm_spare: bool = Field(
+        default=False,
+        description=(
+            "Asks the next job to keep a process beside each trainer's that has loaded Python, "
+            "torch and CUDA, for a restart in place; it takes memory of the pod and of the GPU. "
+            "Jobs that keep none ignore it."
+        ),
+    )
     progress_deadline_seconds: int | None = Field(
         default=None,
         ge=1,

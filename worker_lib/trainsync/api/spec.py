@@ -328,6 +328,9 @@ UNREGISTERED_WARNING_SECONDS: Final = 10
 class CheckpointMemory(Model):
     """A process that starts again in a pod that lives loads its shards from the pod's memory."""
 
+    enabled: bool = Field(
+        default=True, description="False: nothing is kept in memory, as without this section."
+    )
     budget: Quantity = Field(
         description=(
             "Memory that all ranks of a trainer pod may keep shards in, a quantity such as 64Gi: "

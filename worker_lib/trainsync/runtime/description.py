@@ -80,6 +80,13 @@ class RunDescription:
         return list(self._settings.servers)
 
     @property
+    def warm_spare(self) -> bool:
+        """Whether a driver that restarts trainers in place is asked to keep a process beside each
+        that has loaded what a trainer loads: ``spec.failurePolicy.warmSpare``, or of a local run
+        ``TRAINSYNC_WARM_SPARE``."""
+        return self._settings.warm_spare
+
+    @property
     def is_local(self) -> bool:
         """Whether the monitor of this run lives in the process that claimed the attempt."""
         return self._settings.is_local

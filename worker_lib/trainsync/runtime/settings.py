@@ -127,6 +127,7 @@ class RunSettings:
     servers: tuple[InferenceServers, ...] = ()
     store: str | None = None
     """URL of the store that checkpoints are in; None: they are in ``directory``."""
+    warm_spare: bool = False
 
     @property
     def is_apart(self) -> bool:
@@ -171,6 +172,7 @@ class RunSettings:
             env.SYNC_OFFSET: self.sync.offset,
             env.SYNC_MAX_STALENESS: self.sync.max_staleness,
             env.SERVER_URLS: write_servers(self.servers),
+            env.WARM_SPARE: "true" if self.warm_spare else None,
         }
         if self.checkpoint.memory is not None:
             values[env.CHECKPOINT_MEMORY_DIR] = self.checkpoint.memory_directory
@@ -237,6 +239,7 @@ def read_settings(environ: Mapping[str, str], directory: str | Path | None = Non
         sync=sync,
         servers=read_servers(environ),
         store=store,
+        warm_spare=_flag(environ, env.WARM_SPARE),
     )
 
 
@@ -291,6 +294,7 @@ def _cluster(environ: Mapping[str, str]) -> RunSettings:
         trainer_cluster=environ.get(env.TRAINER_CLUSTER),
         servers=read_servers(environ),
         store=store,
+        warm_spare=_flag(environ, env.WARM_SPARE),
     )
 
 

@@ -19,6 +19,7 @@ from trainsync.storage.objects import commits
 from trainsync.storage.objects.of_run import open_run_store
 
 from tests.distributed.verl.scenarios.stage import Results, Run, Stage, refusal
+from tests.distributed.verl.trainer import shorter, verls_trainer
 
 OPTIM = "actor/optim_world_size_2_rank_1.pt"
 CONTENTS = ("model", "optimizer", "extra")
@@ -178,6 +179,10 @@ def resumes(url: str, environ: dict[str, str], directory: Path, files: Path) -> 
     config.resume_mode, config.default_local_dir = "auto", "checkpoints"
     seen["other directory"] = refusal(trainer._load_checkpoint)
     config.default_local_dir = url
+    loader = trainer.train_dataloader
+    trainer.train_dataloader = shorter(loader)
+    seen["other data"] = refusal(trainer._load_checkpoint)
+    trainer.train_dataloader = loader
     found = commits.read_manifest(open_run_store(url), SaveKind.CHECKPOINT, 3)
     flip(files / found.keys["data.pt"])
     seen["damaged"] = refusal(trainer._load_checkpoint)
@@ -190,8 +195,6 @@ def _trainer(url: str, environ: dict[str, str], directory: Path) -> tuple[Stage,
     (directory / "tmp").mkdir(exist_ok=True)
     os.chdir(directory)
     stage = Stage(directory)
-    from tests.distributed.verl.trainer import verls_trainer
-
     trainer, engines = verls_trainer(stage.verl, url, "actor")
     return stage, trainer, engines["actor"]
 

@@ -11,6 +11,7 @@ from trainsync.api.env import (
     CHECKPOINT_MEMORY_COPIES,
     CHECKPOINT_MEMORY_DIR,
     CHECKPOINT_SAVE_STRATEGY,
+    FAILURE_DOMAIN,
     MONITOR_URL,
     NODE_NAME,
     SYNC_BUCKET_SIZE,
@@ -60,6 +61,15 @@ def test_trainers_keep_shards_in_a_memory_of_their_own_and_explorers_have_none()
     assert volume not in explorer["volumes"]
 
 
+def test_memory_that_is_not_enabled_is_as_none() -> None:
+    def made(**memory: object) -> dict[str, Any]:
+        return built_cluster(spec(checkpoint={**spec()["checkpoint"], **memory}))["spec"]
+
+    off = {"enabled": False, "budget": "2Ti", "copies": 1}
+    assert made(memory=off) == made()
+    assert made(memory={**off, "enabled": True}) == made(memory={"budget": "2Ti", "copies": 1})
+
+
 def test_trainers_of_a_run_in_a_bucket_keep_shards_in_memory_too() -> None:
     chosen = in_bucket()
     chosen["checkpoint"]["memory"] = {"budget": "2Ti", "copies": 1}
@@ -78,6 +88,24 @@ def test_trainers_are_told_of_copies_where_the_run_has_some() -> None:
 
     assert told({"budget": "2Ti", "copies": 1}) == "1"
     assert told({"budget": "2Ti", "copies": 0}) is told({"budget": "2Ti"}) is None
+
+
+def test_copies_know_the_zone_of_their_node_or_what_the_template_says_instead() -> None:
+    def told(copies: int, *own: dict[str, str]) -> list[dict[str, Any]]:
+        memory = {"budget": "2Ti", "copies": copies}
+        chosen = spec(checkpoint={**spec()["checkpoint"], "memory": memory})
+        chosen["clusters"][0]["groups"][0]["template"] = {
+            "spec": {"containers": [{"name": "ray-worker", "env": list(own)}]}
+        }
+        environment = trainer_pod(built_cluster(chosen))["containers"][0]["env"]
+        return [one for one in environment if one["name"] == FAILURE_DOMAIN]
+
+    path = "metadata.labels['topology.kubernetes.io/zone']"
+    field = {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}
+    assert told(0) == []
+    assert told(1) == [{"name": FAILURE_DOMAIN, "valueFrom": field}]
+    rack = {"name": FAILURE_DOMAIN, "value": "rack-7"}
+    assert told(1, rack) == [rack]
 
 
 def test_memory_of_checkpoints_is_an_edit_of_the_pods_and_a_mirror_is_none() -> None:

@@ -2,13 +2,11 @@
 
 import pytest
 import yaml
-from trainsync.api.env import (
-    ATTEMPT,
-)
+from trainsync.api.env import ATTEMPT, WARM_SPARE
 from trainsync_operator.reconcile.run import SpecError
 
 from tests.unit.operator.builders.built import built_job, with_cluster
-from tests.unit.operator.support import UID
+from tests.unit.operator.support import UID, spec
 
 
 def test_the_job_carries_its_attempt_over_that_of_the_pods_and_keeps_the_users_environment() -> (
@@ -20,6 +18,16 @@ def test_the_job_carries_its_attempt_over_that_of_the_pods_and_keeps_the_users_e
     )
     assert runtime == {"working_dir": "/app", "env_vars": {"A": "1", ATTEMPT: "7"}}
     assert yaml.safe_load(built_job()["spec"]["runtimeEnvYAML"]) == {"env_vars": {ATTEMPT: "7"}}
+
+
+def test_the_job_is_asked_for_warm_spares_where_the_run_wants_some() -> None:
+    def told(**policy: object) -> str | None:
+        job = built_job(spec(failurePolicy=policy))
+        variables = yaml.safe_load(job["spec"]["runtimeEnvYAML"])["env_vars"]
+        return variables.get(WARM_SPARE)
+
+    assert told(warmSpare=True) == "true"
+    assert told(warmSpare=False) is told() is None
 
 
 @pytest.mark.parametrize("given", ["- a", "env_vars: 3", "a: [", "a: b: c", "a: 2026-13-45"])

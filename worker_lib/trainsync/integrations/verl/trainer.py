@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from trainsync.api import env
 from trainsync.engines.verl.arguments import TRAINER, held_directory
-from trainsync.integrations.verl import stop_requests, stored_run
+from trainsync.integrations.verl import data_left, stop_requests, stored_run
 from trainsync.storage import atomic
 from trainsync.storage.layout import step_name
 
@@ -55,7 +55,9 @@ def _checked(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
             _check_critic(self.config)
         stop_requests.listen(self)
         with stored_run.resumable(self):
-            return load(self)
+            loaded = load(self)
+            data_left.check(self)
+            return loaded
 
     return load_checkpoint
 
@@ -104,6 +106,7 @@ def _save_aside(
     step = step_name(trainer.global_steps)
     with _directory(trainer.config.trainer, aside), _callback(trainer, f"{run}/{step}"):
         save(trainer)
+        data_left.note(trainer, aside / step)
         # The trainer's last call for the step: the actor's first rank collects the files written
         # so far.
         carried = stored_run.carried(aside / step) if in_store else None

@@ -74,6 +74,24 @@ def test_what_is_kept_here_lies_with_the_partner_soon(pair: list[Process]) -> No
     assert first.neighbour.stats.bytes == len(DATA)
 
 
+def test_a_copy_goes_to_another_failure_domain_past_a_nearer_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    made = []
+    for rank, domain in enumerate(("left", "left", "right", "right")):
+        made.append(Process(tmp_path, rank, monkeypatch))
+        monkeypatch.setenv(env.FAILURE_DOMAIN, domain)
+        made[-1].begin()
+    try:
+        made[0].keep(5)
+        assert made[0].neighbour.wait(30)
+        assert [process.held() for process in made] == [[], [], [5], []]
+    finally:
+        for process in made:
+            process.neighbour.close()
+
+
 def test_a_commit_drops_the_copies_of_what_is_older(pair: list[Process]) -> None:
     first, second = pair
     for step in (5, 6):

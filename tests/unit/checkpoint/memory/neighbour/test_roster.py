@@ -1,5 +1,6 @@
 """Copies go to another node where there is one, and each node takes those of one other."""
 
+import random
 from pathlib import Path
 
 from hypothesis import given
@@ -11,9 +12,15 @@ from trainsync.storage.layout import RunDirectory
 INCARNATION = "0123456789abcdef"
 
 
-def keeper(node: str, host: str, rank: int) -> Keeper:
+def keeper(node: str, host: str, rank: int, domain: str = "") -> Keeper:
     return Keeper(
-        id=f"{rank:08d}", node=node, host=host, address="127.0.0.1", port=1000 + rank, rank=rank
+        id=f"{rank:08d}",
+        node=node,
+        host=host,
+        address="127.0.0.1",
+        port=1000 + rank,
+        rank=rank,
+        domain=domain,
     )
 
 
@@ -49,6 +56,41 @@ def test_each_node_takes_those_of_one_other(keepers: list[Keeper]) -> None:
     takes = {own.node: {one.node for one in roster.partners(keepers, own)} for own in keepers}
     assert all(len(found) == 1 for found in takes.values())
     assert {next(iter(found)) for found in takes.values()} == nodes
+
+
+@given(st.lists(st.integers(1, 6), min_size=2, max_size=5), st.integers(1, 3), st.randoms())
+def test_a_copy_goes_to_another_failure_domain_if_none_has_more_than_half_of_the_nodes(
+    sizes: list[int], ranks: int, draws: random.Random
+) -> None:
+    domains = [f"zone-{number}" for number, size in enumerate(sizes) for _ in range(size)]
+    draws.shuffle(domains)  # names of nodes say nothing of their zones
+    keepers = [
+        keeper(f"n{node}", f"p{node}", node * ranks + rank, domain)
+        for node, domain in enumerate(domains)
+        for rank in range(ranks)
+    ]
+    takes = {}
+    apart = 0
+    for own in keepers:
+        found = roster.partners(keepers, own)
+        assert {one.node for one in found}.isdisjoint({own.node})
+        takes[own.node] = {one.node for one in found}
+        apart += found[0].domain != own.domain
+    assert all(len(found) == 1 for found in takes.values())
+    assert {next(iter(found)) for found in takes.values()} == set(takes), "one takes two"
+    most = max(sizes)
+    together = max(0, 2 * most - len(domains))  # nodes for which no other domain is left
+    assert apart == (len(domains) - together) * ranks
+
+
+def test_processes_of_one_node_that_name_different_domains_are_not_partners() -> None:
+    keepers = [
+        keeper("n0", "p0", 0, "a"),
+        keeper("n0", "p1", 1, "b"),
+        keeper("n1", "p2", 2, "b"),
+    ]
+    assert [one.node for one in roster.partners(keepers, keepers[0])] == ["n1"]
+    assert {one.node for one in roster.partners(keepers, keepers[2])} == {"n0"}
 
 
 def test_the_ranks_of_a_node_choose_different_processes_of_the_next_one() -> None:

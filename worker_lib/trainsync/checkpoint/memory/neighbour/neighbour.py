@@ -115,6 +115,7 @@ class Neighbour:
             address=address,
             port=port,
             rank=self._rank,
+            domain=os.environ.get(env.FAILURE_DOMAIN, "")[: roster.LONGEST_DOMAIN],
         )
         self._shared.enter(*self._owner, keeper)
         self._copier = Copier(key, lambda: self._partners(keeper), self._owner)

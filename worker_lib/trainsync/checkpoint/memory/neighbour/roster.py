@@ -6,6 +6,7 @@ seen, and go with it. In a store each is an object (see `trainsync.checkpoint.me
 
 import contextlib
 import socket
+from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, Literal
 
@@ -14,6 +15,9 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from trainsync.storage import atomic, records
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.receipts import Count, Incarnation
+
+LONGEST_DOMAIN: Final = 253
+"""Characters of a failure domain's name."""
 
 _LARGEST: Final = 4 << 10
 _SUFFIX: Final = ".json"
@@ -30,6 +34,7 @@ class Keeper:
         node: the machine, by its name.
         host: the pod.
         rank: of the process in the trainer.
+        domain: what may fail at once with the node, such as its zone; empty where it is not known.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
@@ -40,6 +45,7 @@ class Keeper:
     address: Annotated[str, Field(min_length=1, max_length=64)]
     port: Annotated[int, Field(ge=1, le=65535)]
     rank: Count
+    domain: Annotated[str, Field(max_length=LONGEST_DOMAIN)] = ""
     version: Literal[1] = 1
 
 
@@ -109,21 +115,28 @@ def read(
 def partners(keepers: list[Keeper], own: Keeper) -> list[Keeper]:
     """Those that may take the copies of ``own``, the best first; pure.
 
-    Nodes are a ring in the order of their names, and the partner is on the next one. Where all
-    are on one node, pods are the ring; in one pod there is none. A node's processes take turns.
+    Nodes are a ring, sorted by failure domain and name, and each node's partner is as many nodes
+    on as the largest domain has: so each takes the copies of one other, of another domain unless
+    one has more than half of the nodes. Where all are of one domain, the partner is on the next
+    node; where all are on one node, pods are the ring; in one pod there is none. A node's
+    processes take turns.
     """
-    places: dict[tuple[str, str], list[Keeper]] = {}
     is_one_node = all(keeper.node == own.node for keeper in keepers)
-    for keeper in keepers:
-        name = (keeper.node, keeper.host) if is_one_node else (keeper.node, "")
-        places.setdefault(name, []).append(keeper)
-    here = (own.node, own.host) if is_one_node else (own.node, "")
-    others = sorted(place for place in places if place != here)
-    if not others:
+    domains: dict[str, str] = {}  # of each node one, whatever its processes say
+    for keeper in (own, *keepers):
+        domains[keeper.node] = min(keeper.domain, domains.get(keeper.node, keeper.domain))
+    places: dict[tuple[str, str, str], list[Keeper]] = {}
+    for keeper in {own, *keepers}:
+        host = keeper.host if is_one_node else ""
+        places.setdefault((domains[keeper.node], keeper.node, host), []).append(keeper)
+    ring = sorted(places)
+    if len(ring) == 1:
         return []
-    chosen = next((place for place in others if place > here), others[0])
-    order = sorted(places[chosen], key=_by_rank)
-    beside = sorted({own, *places.get(here, [])}, key=_by_rank)
+    sizes = Counter(domain for domain, _, _ in ring)
+    distance = max(sizes.values()) if len(sizes) > 1 else 1
+    here = next(place for place in ring if own in places[place])
+    order = sorted(places[ring[(ring.index(here) + distance) % len(ring)]], key=_by_rank)
+    beside = sorted(places[here], key=_by_rank)
     first = beside.index(own) % len(order)
     return order[first:] + order[:first]
 
