@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from trainsync.agent.admission.committed import CountedReads
+from trainsync.agent.admission.on_request import ProofRequests
 from trainsync.agent.admission.sources import FellowsReaders, bucket_of, versions_of
 from trainsync.agent.commit_feed import CommitFeed
 from trainsync.agent.directory_feed import DirectoryFeed
@@ -89,6 +90,7 @@ class Agent:
         self._intervals = intervals
         self._stop = threading.Event()
         self._shared = SharedState()
+        self._proofs = ProofRequests(self._shared)
         self._limits = ReadinessLimits(
             settings.max_staleness, settings.serve_before_first, settings.blind_seconds
         )
@@ -119,6 +121,7 @@ class Agent:
                     "/server-healthz": self._server_healthz,
                     "/metrics": lambda: (HTTPStatus.OK, CONTENT_TYPE, self._metrics.render()),
                     "/status.json": lambda: json_answer(self.status()),
+                    "/prove": lambda: json_answer(self._proofs.ask()),
                     **more,
                 },
             )
@@ -153,6 +156,7 @@ class Agent:
             cycle=intervals.cycle,
             hosts=self._hosts,
             prepare=_prepares(settings, self._driving),
+            requests=self._proofs,
         )
         self._hints: Hints | None = None
         self._link: MonitorLink | None = None
