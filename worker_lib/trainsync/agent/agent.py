@@ -75,6 +75,7 @@ class Agent:
 
     Raises:
         SettingsError: the store cannot be opened.
+        DriverError: that of another kind of server cannot be had.
         DeltaError: versions of a store need numba, which is not there.
         SharedMemoryError: the memory cannot be written to.
         EndpointError: the endpoint's address cannot be listened on.
@@ -97,14 +98,10 @@ class Agent:
         self._metrics = AgentMetrics(lambda: self._shared.state, self._limits)
         self._feed = feed or _feed(settings)
         server = settings.engine, settings.server, settings.memory
-        self._looking = driver_of(*server, timeout=intervals.answer, adapter=settings.adapter)
-        self._health = driver_of(*server, timeout=_ALIVE_SECONDS)
-        self._driving = driver_of(
-            *server,
-            timeout=float(settings.timeout),
-            pause=settings.pause,
-            adapter=settings.adapter,
-        )
+        made = partial(driver_of, *server, pause=settings.pause, driver=settings.driver)
+        self._looking = made(timeout=intervals.answer, adapter=settings.adapter)
+        self._health = made(timeout=_ALIVE_SECONDS)
+        self._driving = made(timeout=float(settings.timeout), adapter=settings.adapter)
         self._server_watch = ServerWatch(self._looking, self._shared, self._stop, intervals)
         self._hosts = (
             OtherHosts(settings.other_hosts, intervals.host) if settings.other_hosts else None
