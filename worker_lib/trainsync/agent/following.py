@@ -16,7 +16,7 @@ from trainsync.agent.hosts.leading import OtherHosts
 from trainsync.agent.intervals import DEFAULT_INTERVALS
 from trainsync.agent.metrics import AgentMetrics
 from trainsync.agent.shared_state import SharedState
-from trainsync.agent.state import AgentPhase, UpdateOutcome
+from trainsync.agent.state import AgentPhase, AgentState, UpdateOutcome
 from trainsync.agent.version import Version
 from trainsync.agent.watching import ServerWatch
 from trainsync.engines.servers.base import ServerDriver
@@ -129,7 +129,7 @@ class Follower:
             elif (version := state.doubtful(now)) is not None:
                 self._prove(version)
             elif (request := self._requests.take()) is not None:
-                self._prove_again(request)
+                self._prove_again(request, state)
             elif (version := state.ahead(now)) is not None and not self._has_staged(version):
                 self._stage_ahead(version)
             else:
@@ -163,16 +163,17 @@ class Follower:
         except Exception as error:  # noqa: BLE001 - no error ends the agent
             self._failed(version, error)
 
-    def _prove_again(self, request: ProofRequest) -> None:
+    def _prove_again(self, request: ProofRequest, state: AgentState) -> None:
         """Compare what the server has once more; it stays ready meanwhile."""
-        state = self._shared.state
         version, server = state.newest, state.server
         if server is None or version is None:
             why = f"the server does not answer: {state.server_error}"
             request.answer(None, why if server is None else "no version is committed yet")
             return
         if state.lacks(version):
-            request.answer(None, f"the run is at {version.tag!r}: that one is proven as it comes")
+            failure = state.failure  # else it would be brought now
+            why = "" if failure is None else f", which failed: {failure.message}"
+            request.answer(None, f"the server does not have {version.tag!r}{why}")
             return
         try:
             self._admission.judge(version, self._source.proof(version, self._timeout))
