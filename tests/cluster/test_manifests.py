@@ -228,6 +228,15 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "container of a server without an image": (
         "spec.servers", [{**SERVERS[0], "template": {"spec": {"containers": [{"name": "a"}]}}}],
         "spec.servers[0].template.spec.containers[0].image", "Required value"),
+    "driver of vLLM servers": (
+        "spec.servers", [{**SERVERS[0], "driver": "mine.servers:make"}],
+        "spec.servers[].driver is for engine Custom, which needs one", "set it there alone"),
+    "custom servers without a driver": (
+        "spec.servers", [{**SERVERS[1], "engine": "Custom"}],
+        "spec.servers[].driver is for engine Custom, which needs one", "set it there alone"),
+    "driver that is no function of a module": (
+        "spec.servers", [{**SERVERS[1], "engine": "Custom", "driver": "mine.servers"}],
+        "spec.servers[0].driver", "must be a function of a module"),
     "SGLang servers that prepare": (
         "spec.servers", [{**SERVERS[0], "engine": "SGLang", "sync": {"prepareSeconds": 1}}],
         "spec.servers[].sync.prepareSeconds is for engine VLLM alone", "set it to 0"),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from trainsync.engines.servers.vllm import VLLMServer
@@ -193,3 +194,32 @@ def test_a_server_is_ready_with_proven_weights_alone_while_its_own_port_answers(
         watcher.join(CALL_SECONDS)
     assert not wrong
     assert serves(server, model, version_of(model, 104))
+
+
+def test_weights_that_went_wrong_after_their_proof_are_found_by_a_request_and_loaded_anew(
+    server: Server, model: Path, run: Run, start: Start, serves: Serves, tmp_path: Path
+) -> None:
+    right = version_of(model, 111)
+    prover = Prover(make_canaries(VOCABULARY, count=16, length=17), _TOLERANCE)
+    trainer = Reference(model, right, tmp_path / "trainer")
+    run.commit(1, right, prover.ask(trainer.model, 1))
+    agent = start(server.url, run)
+    agent.until_ready_with(1)
+
+    def prove() -> dict[str, object]:
+        answer = agent.get("/prove")
+        assert answer is not None, "the agent does not answer"
+        return dict(answer.json())
+
+    assert prove()["verdict"] == "proven"
+    assert agent.ready
+    # The weights of its folder come back, and it says that it has the version all the same.
+    body = {"method": "reload_weights"}
+    url = f"{server.url}/collective_rpc"
+    httpx.post(url, json=body, timeout=CALL_SECONDS, trust_env=False).raise_for_status()
+    assert agent.ready
+    found = prove()
+    assert found["verdict"] == "refuted", found
+    agent.until_ready_with(1)
+    assert serves(server, model, right)
+    assert prove()["verdict"] == "proven"

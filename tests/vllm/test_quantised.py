@@ -1,9 +1,9 @@
-"""A server of a quantised model (int8 weights and activations, of compressed-tensors) takes
-versions that the trainer has quantised, and is proven with them."""
+"""Servers of quantised models take versions, and are proven with them: int8 weights that the
+trainer has quantised (compressed-tensors), and bf16 ones that vLLM itself quantises to fp8."""
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -70,25 +70,68 @@ def states(folder: Path) -> list[State]:
     return found
 
 
-@pytest.fixture(scope="module")
-def server(
-    folder: Path, states: list[State], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
+@pytest.fixture
+def int8_server(folder: Path, states: list[State], tmp_path: Path) -> Iterator[Server]:
     """Started with the first version."""
-    model = tmp_path_factory.mktemp("quantised") / "model"
-    shutil.copytree(folder, model)
-    first = {k: v for k, v in _quantised(states[0]).items() if k != "lm_head.weight"}
-    save_file(first, model / "model.safetensors", {"format": "pt"})
+    model = _folder_of(_quantised(states[0]), folder, tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "quantization_config": _CONFIG}))
-    started = serve(model, model.parent)
+    started = serve(model, tmp_path)
     yield started
     started.stop()
 
 
+@pytest.fixture(params=[1, 2])
+def fp8_server(
+    folder: Path, states: list[State], tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Server]:
+    """Of one worker or two; started with the first version, in bf16."""
+    model = _folder_of(states[0], folder, tmp_path / "model")
+    workers = ("--tensor-parallel-size", str(request.param))
+    # Not fp8_per_tensor: that wants a kernel which vLLM's build for CPUs lacks.
+    started = serve(
+        model, tmp_path, "--quantization", "fp8_per_channel", *workers,
+        variables={"VLLM_CPU_OMP_THREADS_BIND": "|".join("01"[: request.param])},
+    )  # fmt: skip
+    yield started
+    started.stop()
+
+
+def _folder_of(state: State, folder: Path, made: Path) -> Path:
+    shutil.copytree(folder, made)
+    weights = {k: v.contiguous() for k, v in state.items() if k != "lm_head.weight"}
+    save_file(weights, made / "model.safetensors", {"format": "pt"})
+    return made
+
+
 def test_a_server_of_int8_weights_takes_versions_that_are_quantised_and_is_proven_with_them(
-    folder: Path, server: Server, states: list[State]
+    folder: Path, int8_server: Server, states: list[State]
 ) -> None:
+    _follows_and_is_proven(int8_server, folder, states, _quantised)
+
+
+def test_a_server_that_quantises_to_fp8_by_itself_takes_versions_in_bf16_and_is_proven_with_them(
+    folder: Path, fp8_server: Server, states: list[State]
+) -> None:
+    with VLLMServer(fp8_server.url, timeout=CALL_SECONDS) as driver:
+        before = _scales(driver)
+        layers = {name.rpartition(":")[2] for name in before}  # each worker has a part
+        assert len(layers) == 8, "fused, four of each layer"
+    _follows_and_is_proven(fp8_server, folder, states, dict)
+    with VLLMServer(fp8_server.url, timeout=CALL_SECONDS) as driver:
+        after = _scales(driver)
+        assert after.keys() == before.keys()
+        assert after != before, "scales are not computed anew"
+
+
+def _scales(driver: VLLMServer) -> dict[str, str]:
+    return {name: d for name, d in driver.checksums().items() if name.endswith(".weight_scale")}
+
+
+def _follows_and_is_proven(
+    server: Server, folder: Path, states: list[State], as_sent: Callable[[State], State]
+) -> None:
+    """See that a server that was started with the first version serves others, and none wrongly."""
     trainer = Computer.trainer(folder, torch.float32)
     records = [trainer.logprobs(state, _CANARIES) for state in states]
     area = StagingArea()
@@ -96,7 +139,7 @@ def test_a_server_of_int8_weights_takes_versions_that_are_quantised_and_is_prove
         with VLLMServer(server.url, timeout=CALL_SECONDS) as driver:
 
             def update(version: int, state: State) -> None:
-                driver.update(version, area.stage(version, _quantised(state)))
+                driver.update(version, area.stage(version, as_sent(state)))
 
             said = [driver.logprobs(_CANARIES)]
             update(1, states[1])

@@ -12,6 +12,7 @@ from demo.cli import load_run
 from demo.kubectl import wait_for
 from demo.platform import REPOSITORY, Platform
 from images.pod_env import MOUNT_PATH
+from tests.e2e.command_line import CommandLine
 from tests.e2e.harness import NAMESPACE, RELEASE
 from tests.vllm.server import vllm_environment
 
@@ -19,6 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
 MANIFEST = REPOSITORY / "examples" / "vllm_grpo" / "trainingrun.yaml"
 _STEPS = 100
+_RISE = 0.2
 _START_SECONDS = 600
 _STEP_SECONDS = 240
 # vLLM may wait for ever for requests that its dead engine had: then the probe ends it, after 120 s
@@ -27,10 +29,15 @@ _RESTART_SECONDS = 200
 
 
 class ServedRun:
-    """The example's run, and what its status says."""
+    """The example's run, and what its status says.
+
+    Attributes:
+        rewards: by step, of those that the status was seen at.
+    """
 
     def __init__(self, platform: Platform) -> None:
         self._kubectl = platform.kubectl
+        self.rewards: dict[int, float] = {}
         run = load_run(MANIFEST)
         self.name: str = run["metadata"]["name"]
         self.deployment = names.server_name(self.name, run["spec"]["servers"][0]["name"])
@@ -43,7 +50,11 @@ class ServedRun:
     def status(self) -> dict[str, Any]:
         found = self._kubectl.get(names.PLURAL, self.name, NAMESPACE)
         assert found is not None, "the run is gone"
-        return dict(found.get("status") or {})
+        status = dict(found.get("status") or {})
+        progress = status.get("progress") or {}
+        if "reward" in (metrics := progress.get("metrics") or {}):
+            self.rewards[int(progress["step"])] = float(metrics["reward"])
+        return status
 
     def step(self) -> int:
         return int((self.status().get("progress") or {}).get("step", 0))
@@ -102,6 +113,15 @@ class ServedRun:
         name = 'trainsync_agent_fetched_bytes_total{source="fellow"}'
         return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
 
+    def proven_by_hand(self) -> bool:
+        """Whether `trainsync run prove` has both servers proven; not while an update takes long."""
+        command = CommandLine(self._kubectl.kubeconfig, NAMESPACE)
+        try:
+            told, _ = command("prove", self.name)
+        except AssertionError:
+            return False
+        return told.count(" proven ") == 2
+
     def kill(self, pod: str) -> None:
         """SIGKILL to all processes of the server, whose first one ends with its workers."""
         words = ("exec", pod, "-c", "vllm", "--", "bash", "-c", "kill -9 -1")
@@ -135,6 +155,7 @@ def play(run: ServedRun) -> None:
     wait_for(run.two_ready, what="two ready servers", seconds=_START_SECONDS)
     wait_for(lambda: run.proven() == run.ready_pods(), what="the status to say so", seconds=30)
 
+    wait_for(run.proven_by_hand, what="both servers to be proven by hand", seconds=120)
     wait_for(lambda: run.bytes_of_fellows() > 0, what="a version from a fellow", seconds=60)
 
     killed = wait_for(run.two_ready, what="two ready servers", seconds=60)[0]
@@ -160,3 +181,5 @@ def play(run: ServedRun) -> None:
     assert (status["attempt"], status["restarts"]) == (0, 0), "servers touch no attempt"
     assert status["progress"]["step"] == _STEPS
     assert float(status["progress"]["metrics"]["unproven_tokens"]) == 0
+    first, last = min(run.rewards), max(run.rewards)
+    assert run.rewards[last] - run.rewards[first] >= _RISE, (first, last, run.rewards)

@@ -13,6 +13,7 @@ ELSEWHERE: Final = {
     # It begins another attempt, which the pages' run is not fit for.
     "trainsync run rollback NAME --step N": "tests/e2e/test_faults.py",
     # vLLM's environment is a large one.
+    "trainsync run prove NAME": "tests/vllm_cluster/test_trainingrun.py",
     "kubectl apply -f examples/vllm_grpo/trainingrun.yaml": (
         "tests/vllm_cluster/test_trainingrun.py"
     ),

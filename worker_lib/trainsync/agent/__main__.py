@@ -13,6 +13,7 @@ from trainsync.agent.hosts.agent import HostAgent
 from trainsync.agent.only_agent import AnotherAgentError, only_agent
 from trainsync.agent.settings import AgentSettings, read_settings
 from trainsync.api import env
+from trainsync.engines.servers.custom import DriverError
 from trainsync.kube.logging import configure
 from trainsync.runtime.errors import SettingsError
 from trainsync.storage.objects.errors import StoreUrlError
@@ -23,6 +24,7 @@ _QUIET = ("httpx", "httpcore")  # a line for each request
 _CANNOT_RUN = (
     AnotherAgentError,
     DeltaError,
+    DriverError,
     EndpointError,
     SettingsError,
     SharedMemoryError,

@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from trainsync.agent.admission.committed import CountedReads
+from trainsync.agent.admission.on_request import ProofRequests
 from trainsync.agent.admission.sources import FellowsReaders, bucket_of, versions_of
 from trainsync.agent.commit_feed import CommitFeed
 from trainsync.agent.directory_feed import DirectoryFeed
@@ -74,6 +75,7 @@ class Agent:
 
     Raises:
         SettingsError: the store cannot be opened.
+        DriverError: that of another kind of server cannot be had.
         DeltaError: versions of a store need numba, which is not there.
         SharedMemoryError: the memory cannot be written to.
         EndpointError: the endpoint's address cannot be listened on.
@@ -89,20 +91,17 @@ class Agent:
         self._intervals = intervals
         self._stop = threading.Event()
         self._shared = SharedState()
+        self._proofs = ProofRequests(self._shared)
         self._limits = ReadinessLimits(
             settings.max_staleness, settings.serve_before_first, settings.blind_seconds
         )
         self._metrics = AgentMetrics(lambda: self._shared.state, self._limits)
         self._feed = feed or _feed(settings)
         server = settings.engine, settings.server, settings.memory
-        self._looking = driver_of(*server, timeout=intervals.answer, adapter=settings.adapter)
-        self._health = driver_of(*server, timeout=_ALIVE_SECONDS)
-        self._driving = driver_of(
-            *server,
-            timeout=float(settings.timeout),
-            pause=settings.pause,
-            adapter=settings.adapter,
-        )
+        made = partial(driver_of, *server, pause=settings.pause, driver=settings.driver)
+        self._looking = made(timeout=intervals.answer, adapter=settings.adapter)
+        self._health = made(timeout=_ALIVE_SECONDS)
+        self._driving = made(timeout=float(settings.timeout), adapter=settings.adapter)
         self._server_watch = ServerWatch(self._looking, self._shared, self._stop, intervals)
         self._hosts = (
             OtherHosts(settings.other_hosts, intervals.host) if settings.other_hosts else None
@@ -119,6 +118,7 @@ class Agent:
                     "/server-healthz": self._server_healthz,
                     "/metrics": lambda: (HTTPStatus.OK, CONTENT_TYPE, self._metrics.render()),
                     "/status.json": lambda: json_answer(self.status()),
+                    "/prove": lambda: json_answer(self._proofs.ask()),
                     **more,
                 },
             )
@@ -153,6 +153,7 @@ class Agent:
             cycle=intervals.cycle,
             hosts=self._hosts,
             prepare=_prepares(settings, self._driving),
+            requests=self._proofs,
         )
         self._hints: Hints | None = None
         self._link: MonitorLink | None = None

@@ -1,11 +1,13 @@
 """Checks of an agent's options, each with one sentence on what is wrong."""
 
+import re
 from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
+from trainsync.api.names import DRIVER_PATTERN
 from trainsync.engines.servers.adapter import Adapter, AdapterConfigError
 
 ChoiceT = TypeVar("ChoiceT", bound=str)
@@ -58,6 +60,23 @@ def choice(option: str, given: str, known: Sequence[ChoiceT]) -> ChoiceT:
         if value == given:
             return value
     raise AgentSettingsError(f"{option} is {given!r}, expected one of {', '.join(map(str, known))}")
+
+
+def driver(name: str | None, *, custom: bool) -> str | None:
+    """The function that ``--driver`` names; None: the option is not given.
+
+    Args:
+        custom: whether the engine is ``custom``, which needs one.
+    """
+    if not name:
+        if custom:
+            raise AgentSettingsError("--engine custom needs --driver, as package.module:function")
+        return None
+    if not custom:
+        raise AgentSettingsError("--driver is given, expected --engine custom")
+    if re.fullmatch(DRIVER_PATTERN, name) is None:
+        raise AgentSettingsError(f"--driver is {name!r}, expected such as package.module:function")
+    return name
 
 
 def adapter(name: str | None, config: str | None, beside: Sequence[str]) -> Adapter | None:

@@ -1,4 +1,4 @@
-"""The agent's HTTP endpoint. No request changes anything."""
+"""The agent's HTTP endpoint. No request changes weights, but ``/prove`` asks the server."""
 
 import json
 import logging

@@ -9,13 +9,14 @@ from typing import Final
 
 import torch
 
+from trainsync.agent.admission.on_request import ProofRequest, ProofRequests
 from trainsync.agent.admission.proving import Admission, RefutedError, UnprovenError
 from trainsync.agent.admission.reading import NoProofError, ReadsVersions
 from trainsync.agent.hosts.leading import OtherHosts
 from trainsync.agent.intervals import DEFAULT_INTERVALS
 from trainsync.agent.metrics import AgentMetrics
 from trainsync.agent.shared_state import SharedState
-from trainsync.agent.state import AgentPhase, UpdateOutcome
+from trainsync.agent.state import AgentPhase, AgentState, UpdateOutcome
 from trainsync.agent.version import Version
 from trainsync.agent.watching import ServerWatch
 from trainsync.engines.servers.base import ServerDriver
@@ -80,6 +81,7 @@ class Follower:
         hosts: the others of the server's engine; None: it has one.
         prepare: lets the server prepare a version before its update, see `VLLMServer.prepare`;
             None: it does not.
+        requests: for proofs of what the server has.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Follower:
         cycle: float = DEFAULT_INTERVALS.cycle,
         hosts: OtherHosts | None = None,
         prepare: Prepares | None = None,
+        requests: ProofRequests | None = None,
     ) -> None:
         self._shared = shared
         self._watch = watch
@@ -112,6 +115,7 @@ class Follower:
         self._cycle_seconds = cycle
         self._hosts = hosts
         self._prepare_version = prepare
+        self._requests = ProofRequests(shared) if requests is None else requests
         self._admission = Admission(shared, watch, driver, metrics)
         self._staged: _PendingUpdate | None = None
         self._drops = 0
@@ -124,6 +128,8 @@ class Follower:
                 self._bring(version)
             elif (version := state.doubtful(now)) is not None:
                 self._prove(version)
+            elif (request := self._requests.take()) is not None:
+                self._prove_again(request, state)
             elif (version := state.ahead(now)) is not None and not self._has_staged(version):
                 self._stage_ahead(version)
             else:
@@ -156,6 +162,27 @@ class Follower:
             self._admission.judge(version, self._source.proof(version, self._timeout))
         except Exception as error:  # noqa: BLE001 - no error ends the agent
             self._failed(version, error)
+
+    def _prove_again(self, request: ProofRequest, state: AgentState) -> None:
+        """Compare what the server has once more; it stays ready meanwhile."""
+        version, server = state.newest, state.server
+        if server is None or version is None:
+            why = f"the server does not answer: {state.server_error}"
+            request.answer(None, why if server is None else "no version is committed yet")
+            return
+        if state.lacks(version):
+            failure = state.failure  # else it would be brought now
+            why = "" if failure is None else f", which failed: {failure.message}"
+            request.answer(None, f"the server does not have {version.tag!r}{why}")
+            return
+        try:
+            self._admission.judge(version, self._source.proof(version, self._timeout))
+        except Exception as error:  # noqa: BLE001 - no error ends the agent
+            self._failed(version, error)
+            if not isinstance(error, RefutedError | UnprovenError):
+                request.answer(None, str(error) or type(error).__name__)
+                return
+        request.answer(self._shared.state.last_judgement)
 
     def _stage_ahead(self, version: Version) -> None:
         """Stage a version for a server that starts, which then waits for its update alone."""

@@ -70,6 +70,7 @@ class AgentSettings:
         stages_only: whether this is the agent of another host of an engine.
         prepare_seconds: for a version to be prepared before the pause; 0: none is.
         adapter: of the server, which versions are of; None: they are of the whole model.
+        driver: of an engine ``custom``, as ``package.module:function``.
     """
 
     server: str
@@ -96,6 +97,7 @@ class AgentSettings:
     stages_only: bool = False
     prepare_seconds: int = 0
     adapter: Adapter | None = None
+    driver: str | None = None
 
     @property
     def place(self) -> str:
@@ -146,6 +148,7 @@ def parser(
         "--timeout, --memory, --host and --port count then",
     )
     add("--engine", [env.AGENT_ENGINE], "vllm", f"{', '.join(get_args(EngineKind))}: of the server")
+    add("--driver", [env.AGENT_DRIVER], None, "of a custom engine: package.module:function")
     made.add_argument(
         "--directory",
         help="the run's directory, of sync method checkpoint, or the URL of its bucket, with "
@@ -297,6 +300,7 @@ def read_settings(
         other_hosts=_other_hosts(given),
         stages_only=bool(given.leader),
         prepare_seconds=_prepare_seconds(given),
+        driver=checks.driver(given.driver, custom=engine == "custom"),
         adapter=checks.adapter(given.adapter, given.adapter_config, _beside_adapter(given)),
     )
 

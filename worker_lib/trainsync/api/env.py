@@ -90,6 +90,8 @@ SERVERS: Final = "TRAINSYNC_SERVERS"
 # Of an agent beside an inference server, see docs/servers.md.
 AGENT_SERVER: Final = "TRAINSYNC_AGENT_SERVER"
 AGENT_ENGINE: Final = "TRAINSYNC_AGENT_ENGINE"
+# Of a custom engine: the function that makes its driver, as package.module:function.
+AGENT_DRIVER: Final = "TRAINSYNC_AGENT_DRIVER"
 AGENT_PAUSE: Final = "TRAINSYNC_AGENT_PAUSE"
 AGENT_DTYPE: Final = "TRAINSYNC_AGENT_DTYPE"
 AGENT_HOST: Final = "TRAINSYNC_AGENT_HOST"

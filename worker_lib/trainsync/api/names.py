@@ -56,6 +56,10 @@ LABEL_TEMPLATE: Final = f"{GROUP}/template"
 
 MONITOR_PORT: Final = 8080
 AGENT_PORT: Final = 8090
+DRIVER_PATTERN: Final = (
+    r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
+)
+"""Of the function that makes a custom engine's driver."""
 CHECKPOINT_MOUNT: Final = "/trainsync/checkpoints"
 # Where a server and its agent share memory.
 STAGING_MOUNT: Final = "/trainsync/memory"

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from trainsync.api.base import DnsLabel, Model
-from trainsync.api.names import ADAPTER_PATTERN
+from trainsync.api.names import ADAPTER_PATTERN, DRIVER_PATTERN
 from trainsync.api.pods import template_schema
 
 ServerTemplate = Annotated[
@@ -62,6 +62,7 @@ class Engine(StrEnum):
 
     VLLM = "VLLM"
     SGLANG = "SGLang"
+    CUSTOM = "Custom"
 
 
 class PauseMode(StrEnum):
@@ -127,6 +128,15 @@ class Server(Model):
         description="Name of the servers, unique in the run; their Service is RUN-server-NAME."
     )
     engine: Engine
+    driver: str | None = Field(
+        default=None,
+        pattern=DRIVER_PATTERN,
+        max_length=253,
+        description=(
+            "Of engine Custom: the function in the agent's image that makes the driver of the "
+            "server, as package.module:function; absent with the others."
+        ),
+    )
     replicas: int | None = Field(
         default=None,
         ge=0,

@@ -29,14 +29,16 @@ _MEMORY_MOUNT: Final = {"name": _MEMORY_VOLUME, "mountPath": names.STAGING_MOUNT
 _SHARED_VOLUME: Final = "trainsync-shm"
 _SHARED_MOUNT: Final = {"name": _SHARED_VOLUME, "mountPath": "/dev/shm"}  # noqa: S108 - a pod's own
 _IN_MEMORY: Final = {"medium": "Memory"}
-_ENGINES: Final = {Engine.VLLM: "vllm", Engine.SGLANG: "sglang"}
+_ENGINES: Final = {Engine.VLLM: "vllm", Engine.SGLANG: "sglang", Engine.CUSTOM: "custom"}
 # For vLLM: without the first the agent cannot change the server. SGLang needs none.
 _SERVER_VARIABLES: Final = {
     Engine.VLLM: {"VLLM_SERVER_DEV_MODE": "1", env.STAGING_MEMORY: names.STAGING_MOUNT},
     Engine.SGLANG: {},
+    Engine.CUSTOM: {env.STAGING_MEMORY: names.STAGING_MOUNT},
 }
 _TAKES_ADAPTERS: Final = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
-# SGLang's /health generates, which a server does not between pause and resume.
+# SGLang's /health generates, which a server does not between pause and resume. Of others the agent
+# knows.
 _ALIVE: Final = {Engine.VLLM: "/health", Engine.SGLANG: "/ping"}
 _PROOF: Final = {ProofPolicy.IF_PRESENT: "if-present", ProofPolicy.REQUIRED: "required"}
 # A large model takes minutes to load, from a slow volume much longer.
@@ -78,6 +80,8 @@ def _environment(target: Target, server: Server, part: Part) -> list[dict[str, A
         env.AGENT_PAUSE: server.sync.pause,
         env.AGENT_PROOF: _PROOF[server.proof],
     }
+    if server.driver is not None:
+        variables[env.AGENT_DRIVER] = server.driver
     if part is Part.WORKER:
         # The agent beside the server that answers reports of it, and asks its fellows.
         for name in (env.SERVERS, env.TOKEN_FILE, env.AGENT_SERVER):
@@ -174,7 +178,7 @@ def _complete(container: dict[str, Any], server: Server, part: Part) -> None:
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     if part is Part.WORKER:
         return
-    alive, own = _ALIVE[server.engine], "livenessProbe" in container
+    own = "livenessProbe" in container
     if not own:
         # The agent asks the server, and knows of weights that only a new server may mend.
         failures = _AGENT_AWAY_SECONDS // _PROBE_SECONDS
@@ -182,8 +186,10 @@ def _complete(container: dict[str, Any], server: Server, part: Part) -> None:
         container["livenessProbe"] = probe
     if not own or part is Part.LEADER:  # a started leader says that all nodes have joined it
         starts = _SERVER_STARTS_SECONDS // _PROBE_SECONDS
-        probe = _probe(alive, server.port, _PROBE_SECONDS, starts)
-        container.setdefault("startupProbe", probe)
+        alive, port = _ALIVE.get(server.engine), server.port
+        if alive is None:
+            alive, port = "/server-healthz", names.AGENT_PORT
+        container.setdefault("startupProbe", _probe(alive, port, _PROBE_SECONDS, starts))
 
 
 def template(target: Target, server: Server, part: Part = Part.WHOLE) -> dict[str, Any]:

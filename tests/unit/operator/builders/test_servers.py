@@ -200,6 +200,19 @@ def test_an_sglang_server_gets_nothing_of_vllms_and_its_agent_speaks_sglang() ->
     assert variables(agent_of(built()))[env.AGENT_ENGINE] == "vllm"
 
 
+def test_the_agent_of_a_custom_server_gets_its_driver_and_says_when_the_server_has_started() -> (
+    None
+):
+    made = built({"engine": "Custom", "driver": "mine.servers:make"})
+    (server,) = pod_of(made)["containers"]
+    assert variables(server) == {env.STAGING_MEMORY: "/trainsync/memory"}
+    starts = server["startupProbe"]["httpGet"]
+    assert (starts["path"], starts["port"]) == ("/server-healthz", names.AGENT_PORT)
+    given = variables(agent_of(made))
+    assert (given[env.AGENT_ENGINE], given[env.AGENT_DRIVER]) == ("custom", "mine.servers:make")
+    assert env.AGENT_DRIVER not in variables(agent_of(built()))
+
+
 def test_what_the_template_says_is_kept() -> None:
     probe = {"httpGet": {"path": "/mine", "port": 1}}
     first = {

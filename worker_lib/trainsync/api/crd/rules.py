@@ -12,6 +12,7 @@ from trainsync.api.names import (
     ADAPTER_PATTERN,
     AGENT_PORT,
     BUCKET_URL_PATTERN,
+    DRIVER_PATTERN,
     ENDPOINT_PATTERN,
     MANAGER_PATTERN,
     MAX_RUN_AND_CLUSTER_NAME,
@@ -119,6 +120,7 @@ PATTERN_MESSAGES: Final = {
         " a bucket can have, without credentials, and without empty parts, '.' and '..'"
     ),
     ENDPOINT_PATTERN: "must be https://host[:port], without a user and a password",
+    DRIVER_PATTERN: "must be a function of a module, such as my_package.servers:make_driver",
     ADAPTER_PATTERN: (
         "must be letters, digits, '.', '_', '-' and '/', and begin and end with a letter or digit,"
         " such as rollout"
@@ -357,6 +359,10 @@ RULES: Final[dict[str, list[Rule]]] = {
         Rule(
             f"self.port != {AGENT_PORT}",
             f"spec.servers[].port {AGENT_PORT} is the agent's: let the server listen on another",
+        ),
+        Rule(
+            "has(self.driver) == (self.engine == 'Custom')",
+            "spec.servers[].driver is for engine Custom, which needs one: set it there alone",
         ),
         Rule(
             "self.engine != 'SGLang' || self.sync.pause != 'wait'",

@@ -82,3 +82,11 @@ class ServerDriver(Protocol):
             ServerError: no such answer. A server with broken weights may give none.
         """
         ...
+
+
+class OwnedDriver(ServerDriver, Protocol):
+    """A driver that its maker closes."""
+
+    def close(self) -> None:
+        """Let go of connections; the server stays as it is."""
+        ...

@@ -4,16 +4,18 @@ from pathlib import Path
 from typing import Final, Literal, cast, get_args
 
 from trainsync.engines.servers.adapter import Adapter
-from trainsync.engines.servers.base import PauseMode
+from trainsync.engines.servers.base import OwnedDriver, PauseMode
+from trainsync.engines.servers.custom import load_driver
 from trainsync.engines.servers.sglang import SGLangPauseMode, SGLangServer
 from trainsync.engines.servers.vllm import VLLMServer
 from trainsync.engines.servers.vllm_adapter import VLLMAdapterServer
 
-EngineKind = Literal["vllm", "sglang"]
+EngineKind = Literal["vllm", "sglang", "custom"]
 
 PAUSES: Final[dict[EngineKind, tuple[PauseMode, ...]]] = {
     "vllm": get_args(PauseMode),
     "sglang": get_args(SGLangPauseMode),
+    "custom": get_args(PauseMode),
 }
 """The pauses that each kind has."""
 
@@ -26,7 +28,8 @@ def driver_of(
     timeout: float,
     pause: PauseMode = "keep",
     adapter: Adapter | None = None,
-) -> VLLMServer | SGLangServer:
+    driver: str | None = None,
+) -> OwnedDriver:
     """A driver of one server.
 
     Args:
@@ -34,14 +37,20 @@ def driver_of(
         timeout: see the drivers.
         pause: one of `PAUSES`.
         adapter: of vLLM, which versions are of; None: they are of the whole model.
+        driver: of an engine ``custom``, as ``package.module:function``.
 
     Raises:
-        ValueError: the engine has no such pause, or takes no adapter.
+        ValueError: the engine has no such pause, or takes no adapter, or has no driver.
+        DriverError: the driver cannot be had.
     """
     if adapter is not None:
         if engine != "vllm":
             raise ValueError(f"{engine} takes no adapter")
         return VLLMAdapterServer(url, adapter, memory, pause=pause, timeout=timeout)
+    if engine == "custom":
+        if driver is None:
+            raise ValueError("a custom engine has no driver")
+        return load_driver(driver)(url, timeout=timeout, pause=pause, memory=memory)
     if engine == "vllm":
         return VLLMServer(url, pause=pause, timeout=timeout)
     mode = cast(SGLangPauseMode, pause)  # the driver checks it

@@ -1,0 +1,78 @@
+"""Proofs that somebody asks for, of what the server has already."""
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from trainsync.agent.admission.judgement import Judgement
+from trainsync.agent.shared_state import SharedState
+
+WAIT_SECONDS: Final = 12.0
+"""For which a request waits: the command line's own deadline is 15 s."""
+
+
+@dataclass
+class ProofRequest:
+    """One question, which the follower answers.
+
+    Attributes:
+        judgement: None: the server's weights could not be compared.
+        reason: why not.
+    """
+
+    judgement: Judgement | None = None
+    reason: str | None = None
+    answered: threading.Event = field(default_factory=threading.Event)
+
+    def answer(self, judgement: Judgement | None, reason: str | None = None) -> None:
+        """Tell the thread that asked."""
+        self.judgement, self.reason = judgement, reason
+        self.answered.set()
+
+
+class ProofRequests:
+    """From threads that ask to the one that proves; one request at a time."""
+
+    def __init__(self, shared: SharedState) -> None:
+        self._shared = shared
+        self._asking = threading.Lock()
+        self._pending: ProofRequest | None = None
+
+    def ask(self, seconds: float = WAIT_SECONDS) -> dict[str, Any]:
+        """Let the server's weights be compared with their proof, now; the outcome, for people.
+
+        Args:
+            seconds: for the answer.
+        """
+        if not self._asking.acquire(blocking=False):
+            return _told(self._shared, None, "another request for a proof waits for its answer")
+        try:
+            self._pending = request = ProofRequest()
+            self._shared.wake()
+            in_time = request.answered.wait(seconds)
+            self._pending = None
+            if not in_time:
+                why = f"the agent has not come to it within {seconds:g} s: see its /status.json"
+                return _told(self._shared, None, why)
+            return _told(self._shared, request.judgement, request.reason)
+        finally:
+            self._asking.release()
+
+    def take(self) -> ProofRequest | None:
+        """The request that waits; None: there is none."""
+        request, self._pending = self._pending, None
+        return request
+
+
+def _told(shared: SharedState, judgement: Judgement | None, reason: str | None) -> dict[str, Any]:
+    server = shared.state.server
+    if judgement is None:
+        has = None if server is None else server.tag
+        return {"version": has, "verdict": None, "reason": reason}
+    return {
+        "version": judgement.tag,
+        "verdict": judgement.verdict.value,
+        "reason": judgement.reason,
+        "typicalNats": judgement.typical,
+        "largestNats": judgement.largest,
+    }
