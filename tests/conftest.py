@@ -21,6 +21,10 @@ settings.register_profile("repeatable", _UNTIMED, derandomize=True)
 settings.register_profile("search", _UNTIMED, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
+# By default a thread of OpenMP keeps its core busy for some 10 ms after each operation of torch.
+# Read when torch is imported, which is later, and by the processes that tests start.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _authorities() -> Iterator[None]:
