@@ -6,9 +6,11 @@ A failure for a random example would block an unrelated change. So a plain run i
 Examples have no deadline, since any example may be slow on a busy machine.
 """
 
+import atexit
 import functools
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import httpx
 import pytest
@@ -24,6 +26,18 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 # By default a thread of OpenMP keeps its core busy for some 10 ms after each operation of torch.
 # Read when torch is imported, which is later, and by the processes that tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep modules and tests, which live to the end, out of each collection of garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # else triton says at the end that all of it has leaked
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
