@@ -28,6 +28,17 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """A worker of xdist ends without taking all of torch apart, which takes four seconds."""
+    if hasattr(config, "workerinput"):
+        atexit.register(_end, os.getpid())
+
+
+def _end(worker: int) -> None:
+    if os.getpid() == worker:  # and is not what a test forked
+        os._exit(0)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Keep modules and tests, which live to the end, out of each collection of garbage."""
