@@ -57,12 +57,12 @@ def ray_address() -> Iterator[str]:
     import ray
     from ray.cluster_utils import Cluster
 
-    from tests.distributed.small_ray import without_dashboard
+    from tests.distributed.small_ray.starting import small_ray
 
     resources = {"num_cpus": 4, "object_store_memory": 200 << 20}
     # The log monitor reads the logs of all modules' workers again and again, for no driver.
     without = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
-    with pytest.MonkeyPatch.context() as patch, without_dashboard():
+    with pytest.MonkeyPatch.context() as patch, small_ray():
         # It writes the address where every `ray.init()` of this machine looks for one.
         patch.setattr(ray._private.utils, "write_ray_address", lambda *_: None)
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))

@@ -5,6 +5,8 @@ their processes need, so a selection of tests imports only those.
 """
 
 import multiprocessing
+from multiprocessing import forkserver
+from multiprocessing.context import BaseContext
 from typing import Final
 
 CONTEXT: Final = multiprocessing.get_context("forkserver")
@@ -32,6 +34,17 @@ def preload(*modules: str) -> None:
     """
     _modules.update(modules)
     CONTEXT.set_forkserver_preload([*sorted(_modules), "tests.distributed.frozen"])
+
+
+def fork_instead_of_spawn(method: str | None = None) -> BaseContext:
+    """For ``multiprocessing.get_context`` of a library that spawns processes, in a process that is
+    forked itself: they come from the same server, in none of which a parent's state is either."""
+    if method != "spawn":
+        return multiprocessing.get_context(method)
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    # In Python 3.11 it takes a server that it has not started itself for none.
+    server.ensure_running = lambda: None
+    return CONTEXT
 
 
 preload()

@@ -18,6 +18,10 @@ _MODULES: Final = (
     "transformers.models.qwen2.modeling_qwen2",
     "trainsync.checkpoint.coordinator",
     "trainsync.runtime.context",
+    # A third of Ray's imports. Its core reads a worker's environment when it is imported.
+    "google.protobuf.json_format",
+    "jsonschema",
+    "requests",
 )
 
 

@@ -23,7 +23,7 @@ from tests.distributed.forked import preload
 from tests.distributed.ranks import run_ranks, values_of
 from tests.distributed.tiny_run import CONFIG, DEADLINE, INTERVAL, Run, wait_until
 
-preload("transformers.models.qwen2.modeling_qwen2")
+preload("ray", "transformers.models.qwen2.modeling_qwen2")
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 

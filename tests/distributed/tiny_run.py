@@ -18,6 +18,7 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import committed_steps
 
 from tests.distributed.forked_workers import forked_python, forked_workers
+from tests.distributed.small_ray.starting import small_ray
 
 CONFIG = Config(
     steps=40, digits=2, hidden_size=32, layers=1, base_steps=40, base_batch=16, prompts=8
@@ -33,13 +34,14 @@ def shared_ray() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         # Ray's workers inherit it; they import the example as pytest does.
         patch.setenv("PYTHONPATH", PYTHONPATH)
-        context = ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            object_store_memory=128 * 2**20,
-        )
+        with small_ray():
+            context = ray.init(
+                address="local",
+                num_cpus=2,
+                include_dashboard=False,
+                log_to_driver=False,
+                object_store_memory=128 * 2**20,
+            )
     try:
         yield context.address_info["gcs_address"]
     finally:

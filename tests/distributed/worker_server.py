@@ -7,7 +7,7 @@ with its client (`tests.distributed.worker_client`), and the server with its sta
 
 import gc
 import importlib
-import json
+import marshal
 import os
 import runpy
 import select
@@ -92,7 +92,7 @@ def _read(client: socket.socket) -> Request:
     head, files, _, _ = socket.recv_fds(client, 4, 3)
     with client.makefile("rb") as stream:
         body = stream.read(int.from_bytes(head, "big"))
-    return Request(*json.loads(body), files)
+    return Request(*marshal.loads(body), files)
 
 
 def _reap(pidfd: int, one: Running) -> None:

@@ -8,10 +8,12 @@ import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 
+from tests.distributed.forked import fork_instead_of_spawn
 from tests.distributed.verl import verl_cpu
 
 # CUDA functions that Megatron and mbridge call even without CUDA.
@@ -56,6 +58,10 @@ from mbridge.core import register_model  # noqa: E402
 from mbridge.models.qwen2 import Qwen2Bridge  # noqa: E402
 from mbridge.models.qwen3moe import Qwen3MoEBridge  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
+from megatron.core.dist_checkpointing.strategies import (  # noqa: E402
+    async_utils,
+    filesystem_async,
+)
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
 from megatron.core.transformer.moe.token_dispatcher import (  # noqa: E402
     MoEAlltoAllTokenDispatcher,
@@ -68,6 +74,9 @@ make_model = verl_cpu.make_model
 megatron_random._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
 megatron_random._set_cuda_rng_state = lambda *args, **kwargs: None
 MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = object()  # else a CUDA stream
+# Else each rank starts two processes that import torch and Megatron anew: a writer of checkpoints,
+# and the server of its results.
+async_utils.mp = filesystem_async.mp = SimpleNamespace(get_context=fork_instead_of_spawn)
 
 TRANSFORMER = {
     "use_cpu_initialization": True,

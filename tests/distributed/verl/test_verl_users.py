@@ -233,14 +233,17 @@ def transfer_queue() -> Iterator[Any]:
     import ray
     import transfer_queue as tq
 
-    ray.init(
-        address="local",
-        num_cpus=4,
-        include_dashboard=False,
-        object_store_memory=100 << 20,
-        _temp_dir=str(Path.home() / "r"),  # a socket's path must be short
-        _plasma_directory=str(Path.home()),  # /dev/shm may be root's alone
-    )
+    from tests.distributed.small_ray.starting import small_ray
+
+    with small_ray():
+        ray.init(
+            address="local",
+            num_cpus=4,
+            include_dashboard=False,
+            object_store_memory=100 << 20,
+            _temp_dir=str(Path.home() / "r"),  # a socket's path must be short
+            _plasma_directory=str(Path.home()),  # /dev/shm may be root's alone
+        )
     try:
         tq.init()
         yield tq

@@ -18,6 +18,7 @@ import pytest
 
 from tests.distributed.forked import UNDER_VERL
 from tests.distributed.forked_workers import forking_python
+from tests.distributed.small_ray.starting import small_ray
 
 pytest.importorskip("verl.plugin.platform", reason="the extra `verl` is not installed")
 
@@ -40,15 +41,16 @@ DEADLINE = 40
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Stage"]:
     import ray
 
-    ray.init(
-        address="local",
-        num_cpus=16,
-        num_gpus=4,  # verl counts them; there are none
-        object_store_memory=100 << 20,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env={"env_vars": ENVIRONMENT, "py_executable": forking_python(*UNDER_VERL)},
-    )
+    with small_ray():
+        ray.init(
+            address="local",
+            num_cpus=16,
+            num_gpus=4,  # verl counts them; there are none
+            object_store_memory=100 << 20,
+            include_dashboard=False,
+            log_to_driver=False,
+            runtime_env={"env_vars": ENVIRONMENT, "py_executable": forking_python(*UNDER_VERL)},
+        )
     try:
         yield Stage(tmp_path_factory.mktemp("model"))
     finally:

@@ -15,6 +15,7 @@ from trainsync.weights.transports.object_store.fetcher import MemorySource
 
 from tests.distributed.engines.fsdp_models import Content, content
 from tests.distributed.forked_workers import forking_python
+from tests.distributed.small_ray.starting import small_ray
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
 
@@ -27,12 +28,13 @@ TIMEOUT = 90
 def two_nodes(request: pytest.FixtureRequest) -> Iterator[None]:
     ray.cloudpickle.register_pickle_by_value(request.module)
     store = {"object_store_memory": 80 << 20, "num_cpus": 1}
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, small_ray():
         # It writes the address where every `ray.init()` of this machine looks for one.
         patch.setattr(ray._private.utils, "write_ray_address", lambda *_: None)
         cluster = Cluster(True, head_node_args={**store, "include_dashboard": False})
     try:
-        cluster.add_node(**store, resources={FAR: 4})
+        with small_ray():
+            cluster.add_node(**store, resources={FAR: 4})
         ray.init(
             address=cluster.address,
             log_to_driver=False,

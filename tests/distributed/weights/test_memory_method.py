@@ -23,6 +23,7 @@ from trainsync.weights.transports.object_store.packing import Packing, digest_of
 from trainsync.weights.versions import PartMeta
 
 from tests.distributed.forked_workers import forking_python
+from tests.distributed.small_ray.starting import small_ray
 
 pytestmark = [
     pytest.mark.distributed,
@@ -37,18 +38,19 @@ TIMEOUT = 60
 @pytest.fixture(scope="module")
 def small_store(request: pytest.FixtureRequest) -> Iterator[None]:
     ray.cloudpickle.register_pickle_by_value(request.module)
-    ray.init(
-        address="local",
-        num_cpus=2,
-        object_store_memory=100 << 20,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env={
-            "env_vars": {"OMP_NUM_THREADS": "1"},
-            "py_executable": forking_python(),
-        },
-        _system_config={"local_fs_capacity_threshold": 0.0},
-    )
+    with small_ray():
+        ray.init(
+            address="local",
+            num_cpus=2,
+            object_store_memory=100 << 20,
+            include_dashboard=False,
+            log_to_driver=False,
+            runtime_env={
+                "env_vars": {"OMP_NUM_THREADS": "1"},
+                "py_executable": forking_python(),
+            },
+            _system_config={"local_fs_capacity_threshold": 0.0},
+        )
     yield
     ray.shutdown()
     ray.cloudpickle.unregister_pickle_by_value(request.module)

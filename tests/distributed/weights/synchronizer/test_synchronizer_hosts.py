@@ -22,6 +22,7 @@ from trainsync.weights.synchronizer.actor import actor_options
 from trainsync.weights.synchronizer.failover import SynchronizerFailover
 from trainsync.weights.synchronizer.report import SynchronizerStatus
 
+from tests.distributed.small_ray.starting import small_ray
 from tests.distributed.weights.broadcast.broadcast_network import NEEDS_ROOT, Network, Space
 from tests.distributed.weights.synchronizer.actor_deaths import sigkill
 from tests.waiting import eventually
@@ -65,16 +66,17 @@ def far() -> Iterator[FarHost]:
     folder = tempfile.mkdtemp(prefix="ts-")
     space = network.space()
     try:
-        head = ray.init(
-            address="local",
-            num_cpus=2,
-            object_store_memory=100 << 20,
-            include_dashboard=False,
-            log_to_driver=False,
-            _node_ip_address=network.address,
-            _system_config=HEALTH,
-            _temp_dir=folder,
-        )
+        with small_ray():
+            head = ray.init(
+                address="local",
+                num_cpus=2,
+                object_store_memory=100 << 20,
+                include_dashboard=False,
+                log_to_driver=False,
+                _node_ip_address=network.address,
+                _system_config=HEALTH,
+                _temp_dir=folder,
+            )
         yield FarHost(space, head.address_info["gcs_address"])
     finally:
         end(space)
