@@ -12,7 +12,14 @@ from tests.distributed.forked import CONTEXT, preload
 
 _SECONDS: Final = 120.0
 
-preload("obstore", "trainsync.checkpoint.coordinator", "trainsync.runtime.context", "typer")
+preload(
+    "obstore",
+    "trainsync.agent.agent",
+    "trainsync.checkpoint.coordinator",
+    "trainsync.runtime.context",
+    "trainsync.weights.delta.compact_kernel",  # compiled as it is imported: 2.6 s of a core
+    "typer",
+)
 
 
 def run_killed(module: str, *arguments: object) -> None:

@@ -1,10 +1,10 @@
 """An API server in memory, as the operator uses one, and KubeRay beside it."""
 
-import copy
 import itertools
+import pickle
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from trainsync.api import names
 from trainsync.api.base import format_time
@@ -21,6 +21,14 @@ from trainsync_operator.kube.kinds import (
 )
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile.status import OWNED_CONDITIONS
+
+Copied = TypeVar("Copied")
+
+
+def copied(obj: Copied) -> Copied:
+    """A copy of ``obj``, down to its leaves: `copy.deepcopy` takes four times as long."""
+    found: Copied = pickle.loads(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL))
+    return found
 
 
 class Crash(BaseException):
@@ -68,14 +76,14 @@ class FakeApi:
     # What the operator uses.
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        return copy.deepcopy(self.objects.get((kind, namespace, name)))
+        return copied(self.objects.get((kind, namespace, name)))
 
     async def list(
         self, kind: Kind, namespace: str | None, selector: str = "", limit: int | None = None
     ) -> list[Object]:
         wanted = dict([selector.split("=")]) if selector else {}
         found = [
-            copy.deepcopy(obj)
+            copied(obj)
             for (k, ns, _), obj in self.objects.items()
             if k is kind
             and namespace in (None, ns)
@@ -93,14 +101,14 @@ class FakeApi:
         result = effect()
         self.writes.append((verb, kind, name))
         self.after_write(verb, kind, name)
-        return copy.deepcopy(result)
+        return copied(result)
 
     async def apply(self, kind: Kind, obj: Object) -> Object:
         meta = obj["metadata"]
 
         def effect() -> Object:
             live = self.objects.get((kind, meta["namespace"], meta["name"]))
-            new = copy.deepcopy(obj)
+            new = copied(obj)
             fence = new["metadata"].pop("resourceVersion", None)
             if fence is not None and (live or obj)["metadata"]["resourceVersion"] != fence:
                 raise ApiRefusedError(409, "the object has been modified")
@@ -140,7 +148,7 @@ class FakeApi:
                 for k, v in live["status"].items()
                 if k in ("progress", "checkpoint", "weights", "atRisk")
             }
-            new = copy.deepcopy(obj["status"])
+            new = copied(obj["status"])
             live["status"] = {**rest, **new, "conditions": [*new["conditions"], *foreign]}
             return self.put(kind, live)
 
@@ -152,7 +160,7 @@ class FakeApi:
         def effect() -> Object:
             if (kind, meta["namespace"], meta["name"]) in self.objects:
                 raise ApiRefusedError(409, "already exists")
-            return self.put(kind, copy.deepcopy(obj))
+            return self.put(kind, copied(obj))
 
         return self._write("create", kind, meta["name"], effect)
 
@@ -163,7 +171,7 @@ class FakeApi:
             live = self.objects[kind, meta["namespace"], meta["name"]]
             if live["metadata"]["resourceVersion"] != meta["resourceVersion"]:
                 raise ApiRefusedError(409, "conflict")
-            return self.put(kind, copy.deepcopy(obj))
+            return self.put(kind, copied(obj))
 
         return self._write("replace", kind, meta["name"], effect)
 
@@ -251,7 +259,7 @@ class KubeRay:
                             "labels": dict(labels),
                             "ownerReferences": [{"uid": uid, "controller": True}],
                         },
-                        "spec": copy.deepcopy(template["spec"]),
+                        "spec": copied(template["spec"]),
                         "status": {
                             "phase": "Running",
                             "conditions": [{"type": "Ready", "status": "True"}],

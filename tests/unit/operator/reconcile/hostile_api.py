@@ -1,6 +1,5 @@
 """An API server in memory that breaks as a real one does, while the world moves between calls."""
 
-import copy
 from collections import deque
 from collections.abc import Callable, Coroutine
 from datetime import datetime, timedelta
@@ -14,7 +13,7 @@ from trainsync_operator.kube.client import ApiError, ApiRefusedError
 from trainsync_operator.kube.kinds import CHILDREN, POD, RAY_CLUSTER, RAY_JOB, RUN, Kind
 from trainsync_operator.kube.objects import Object
 
-from tests.unit.operator.fake_api import Crash, FakeApi
+from tests.unit.operator.fake_api import Crash, FakeApi, copied
 
 Answer = TypeVar("Answer")
 _ENDED: Final = {"FAILED", "SUCCEEDED", "STOPPED"}
@@ -89,7 +88,7 @@ class HostileApi(FakeApi):
     def put(self, kind: Kind, obj: Object) -> Object:
         made = super().put(kind, obj)
         if kind is RUN:
-            self._runs = [*self._runs, copy.deepcopy(made)][-_KEPT:]
+            self._runs = [*self._runs, copied(made)][-_KEPT:]
         return made
 
     async def _through(self, call: Coroutine[Any, Any, Answer], *, writes: bool = True) -> Answer:
@@ -166,7 +165,7 @@ class HostileApi(FakeApi):
         stale = kind is RUN and self._faults.get(self.calls) is Fault.STALE_RUN
         found = await self._through(super().get(kind, namespace, name), writes=False)
         if stale and found is not None:
-            found = copy.deepcopy(self._runs[0])
+            found = copied(self._runs[0])
         if kind is RUN:
             # After a refusal the operator only looks whether its decision still holds.
             if not self._status_was_refused:
@@ -180,7 +179,7 @@ class HostileApi(FakeApi):
         return await self._through(super().list(kind, namespace, selector, limit), writes=False)
 
     async def apply(self, kind: Kind, obj: Object) -> Object:
-        return await self._through(self._apply(kind, copy.deepcopy(obj)))
+        return await self._through(self._apply(kind, copied(obj)))
 
     async def try_apply(self, kind: Kind, obj: Object) -> None:
         await self._through(self._try_apply(kind, obj))
@@ -207,7 +206,7 @@ class HostileApi(FakeApi):
 
     async def apply_status(self, kind: Kind, obj: Object) -> Object:
         try:
-            write = self._apply_status(kind, copy.deepcopy(obj), self._decided_on)
+            write = self._apply_status(kind, copied(obj), self._decided_on)
             return await self._through(write)
         except ApiRefusedError:
             self._status_was_refused = True
@@ -220,7 +219,7 @@ class HostileApi(FakeApi):
         if live is not None:
             self._placed(live, read)
         if not self._lands:
-            self._decided_on = copy.deepcopy(written)  # what comes next is decided on the answer
+            self._decided_on = copied(written)  # what comes next is decided on the answer
         return written
 
     def _placed(self, live: Object, read: Object | None) -> None:
@@ -232,7 +231,7 @@ class HostileApi(FakeApi):
         self._decided_on, self._status_was_refused = stored, False
 
     async def create(self, kind: Kind, obj: Object) -> Object:
-        return await self._through(super().create(kind, copy.deepcopy(obj)))
+        return await self._through(super().create(kind, copied(obj)))
 
     async def delete(
         self, kind: Kind, namespace: str, name: str, uid: str, *, after_all: bool = False

@@ -1,6 +1,5 @@
 """A watch of everything in a `FakeApi`, whose news is late, lost, doubled, or of long ago."""
 
-import copy
 from collections import deque
 from collections.abc import Callable, Collection
 from typing import Final
@@ -11,7 +10,7 @@ from trainsync_operator.kube.kinds import RUN, WATCHED, Kind
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.kube.store import Store
 
-from tests.unit.operator.fake_api import FakeApi
+from tests.unit.operator.fake_api import FakeApi, copied
 
 _REMEMBERED: Final = 50
 
@@ -48,7 +47,7 @@ class HostileWatch:
         for key, before in list(self._seen.items()):
             uid = before["metadata"]["uid"]
             if key not in there or there[key]["metadata"]["uid"] != uid:
-                gone = copy.deepcopy(before)
+                gone = copied(before)
                 gone["metadata"]["resourceVersion"] = self._api.next_version()
                 del self._seen[key]
                 self._waiting.append((key[0], gone, True))
@@ -59,8 +58,8 @@ class HostileWatch:
             version = obj["metadata"]["resourceVersion"]
             if before_or_none and before_or_none["metadata"]["resourceVersion"] == version:
                 obj["metadata"]["resourceVersion"] = self._api.next_version()
-            self._seen[key] = copy.deepcopy(obj)
-            self._waiting.append((key[0], copy.deepcopy(obj), False))
+            self._seen[key] = copied(obj)
+            self._waiting.append((key[0], copied(obj), False))
 
     def deliver(self, but: Collection[Kind] = ()) -> bool:
         """Tell of all changes ``but`` those of some kinds; returns whether there were any.
@@ -100,13 +99,13 @@ class HostileWatch:
             for (of_kind, _, _), obj in self._watched().items():
                 if of_kind is kind:
                     listed.add(obj["metadata"]["uid"])
-                    self._put(kind, copy.deepcopy(obj), gone=False)
+                    self._put(kind, copied(obj), gone=False)
             self._store.replace(kind, None, listed, self._api.next_version())
             self._store.seen(kind, None)
 
     def _put(self, kind: Kind, obj: Object, gone: bool) -> None:
         if gone:
-            self._store.remove(kind, copy.deepcopy(obj))
+            self._store.remove(kind, copied(obj))
             self._told(kind, obj, True)
-        elif self._store.put(kind, copy.deepcopy(obj)):
+        elif self._store.put(kind, copied(obj)):
             self._told(kind, obj, False)
