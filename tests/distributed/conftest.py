@@ -11,18 +11,23 @@ from tests.distributed.forked_workers import forking_python
 
 LONGEST = (
     "test_restart_in_place.py",
-    "test_restart_in_a_bucket.py",
-    "test_tiny_grpo.py",
-    "test_synchronizer_faults.py",
     "test_faults_slice.py",
-    "test_pacing_ray.py",
     "test_kept_batches.py",
-    "test_memory_delta.py",
-    "test_two_clusters.py",
+    "test_tiny_grpo.py",
     "test_verl_users.py",
-    "test_verl_workers.py",
+    "test_documented_scripts.py",
+    "test_memory_delta.py",
+    "test_restart_in_a_bucket.py",
     "test_fsdp_checkpoint_manager.py",
-    "test_memory_method.py",
+    "test_verl_workers.py",
+    "test_synchronizer_faults.py",
+    "test_two_clusters.py",
+    "test_pacing_ray.py",
+    "test_checkpoint_fsdp.py",
+    "test_traces.py",
+    "test_same_step.py",
+    "test_megatron.py",
+    "test_synchronizer_hosts.py",
 )
 
 # Before Ray is imported. A leftover thread that calls Ray after a module's `ray.shutdown` would

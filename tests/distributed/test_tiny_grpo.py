@@ -20,6 +20,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.storage.saves.manifest import check_manifest, read_manifest
 
 from tests.distributed.forked import preload
+from tests.distributed.forked_workers import forked_python
 from tests.distributed.ranks import run_ranks, values_of
 from tests.distributed.tiny_run import CONFIG, DEADLINE, INTERVAL, Run, wait_until
 
@@ -32,8 +33,8 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, ray_address: str) -> Run:
     """A whole run under torchrun."""
     run = Run(tmp_path_factory.mktemp("undisturbed"), ray_address)
-    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
-    code = run.end(run.start(*torchrun, "tiny_grpo.train_torchrun"))
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python")
+    code = run.end(run.start(*torchrun, *forked_python(), "-m", "tiny_grpo.train_torchrun"))
     assert code == 0, run.log.read_text()[-4000:]
     return run
 

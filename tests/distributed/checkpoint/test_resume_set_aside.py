@@ -6,13 +6,14 @@ Each attempt is a process of its own, which trains up to a step, and is killed t
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.pointers import read_pointer
+
+from tests.distributed.forked_workers import forked_python
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
@@ -48,9 +49,11 @@ with RunContext.from_env("run") as ctx:
 
 def attempt(directory: Path, last: int) -> tuple[int, str]:
     """Exit code and output of a process that trains to step ``last`` and is killed."""
+    script = directory / "attempt.py"
+    script.write_text(ATTEMPT)
     kept = {k: v for k, v in os.environ.items() if not k.startswith("TRAINSYNC_")}
     done = subprocess.run(
-        [sys.executable, "-c", ATTEMPT, str(last)],
+        [*forked_python(), str(script), str(last)],
         cwd=directory,
         env={**kept, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
