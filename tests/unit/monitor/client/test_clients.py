@@ -310,8 +310,8 @@ def test_settings_have_defaults_and_read_what_the_operator_sets() -> None:
 
 def test_settings_of_a_mirror_are_those_that_the_operator_sets() -> None:
     assert settings.from_environment(GOOD).mirror is None
-    url = {env.MIRROR_URL: "s3://b/r"}
-    assert settings.from_environment({**GOOD, **url}).mirror == MirrorSettings("s3://b/r")
+    url = {env.MIRROR_URL: "s3://bucket/r"}
+    assert settings.from_environment({**GOOD, **url}).mirror == MirrorSettings("s3://bucket/r")
     more = {
         **url,
         env.MIRROR_ENDPOINT: "http://s3:7070",
@@ -321,7 +321,7 @@ def test_settings_of_a_mirror_are_those_that_the_operator_sets() -> None:
         env.MIRROR_KEEP_EVERY: "100",
         env.MIRROR_UPLOAD_BYTES_PER_SECOND: "2Mi",
     }
-    wanted = MirrorSettings("s3://b/r", "http://s3:7070", "eu", True, 5, 100, 2 << 20)
+    wanted = MirrorSettings("s3://bucket/r", "http://s3:7070", "eu", True, 5, 100, 2 << 20)
     assert settings.from_environment({**GOOD, **more}).mirror == wanted
     assert open_bucket(wanted).limits.upload_bytes_per_second == 2 << 20
 
@@ -342,9 +342,9 @@ def test_a_url_in_the_place_of_a_directory_is_the_runs_bucket() -> None:
         {env.CHECKPOINT_MAX_TO_KEEP: "many"},
         {env.CHECKPOINT_VERIFY: "hope"},
         {env.LOG_LEVEL: "loud"},
-        {env.MIRROR_KEEP_LAST: "0", env.MIRROR_URL: "s3://b/r"},
-        {env.MIRROR_KEEP_EVERY: "-1", env.MIRROR_URL: "s3://b/r"},
-        {env.MIRROR_UPLOAD_BYTES_PER_SECOND: "1Ki", env.MIRROR_URL: "s3://b/r"},
+        {env.MIRROR_KEEP_LAST: "0", env.MIRROR_URL: "s3://bucket/r"},
+        {env.MIRROR_KEEP_EVERY: "-1", env.MIRROR_URL: "s3://bucket/r"},
+        {env.MIRROR_UPLOAD_BYTES_PER_SECOND: "1Ki", env.MIRROR_URL: "s3://bucket/r"},
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(change: dict[str, str]) -> None:
