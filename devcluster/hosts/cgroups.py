@@ -16,8 +16,8 @@ _HIERARCHIES = (*_CONTROLLERS, "unified")
 """runc also makes its cgroups in the v2 hierarchy, if there is one."""
 
 _SHARES = 10 * 1024
-"""Of the processor, of which each process of the host has 1,024. By default all pods of a node weigh
-as much as one such process, so that a build or tests beside the cluster would starve them."""
+"""Of the processor, of which each process of the host has 1,024. By default all pods of a node
+weigh as much as one such process, so that a build or tests beside the cluster would starve them."""
 
 
 def create(name: str) -> None:
