@@ -16,12 +16,18 @@ from tests.unit.agent.fake_server import logprobs_of
 
 
 class OwnServer:
-    """In this process."""
+    """In this process.
+
+    Attributes:
+        faulty: the driver raises errors of its own kinds.
+    """
 
     def __init__(self) -> None:
         self.tag = "its own"
         self.weights: dict[str, torch.Tensor] = {}
         self.pauses: set[PauseMode] = set()
+        self.faulty = False
+        self.loads = 0
 
 
 SERVERS: dict[str, OwnServer] = {}
@@ -49,12 +55,16 @@ class OwnDriver:
         return False
 
     def is_alive(self) -> bool:
+        if self._server.faulty:
+            raise OSError("no route to it")
         return True
 
     def checksums(self) -> Mapping[str, str]:
         return {}
 
     def logprobs(self, prompts: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
+        if self._server.faulty:
+            raise KeyError("logprobs")
         return tuple(tuple(logprobs_of(self._server.weights, prompt)) for prompt in prompts)
 
     def update(self, version: int, staged: StagedReference, tag: str | None = None) -> Update:
@@ -65,6 +75,7 @@ class OwnDriver:
         self._server.weights = {name: tensor.clone() for name, tensor in tensors.items()}
         self._server.tag = str(version) if tag is None else tag
         self._server.pauses.add(self._pause)
+        self._server.loads += 1
         return Update(version, 0.0, 0.0)
 
 

@@ -13,6 +13,7 @@ from tests.unit.agent.fake_server import FakeServer
 from tests.unit.agent.own_server import SERVERS, OwnServer
 from tests.unit.agent.runs import Run, weights_of
 from tests.unit.agent.test_proving import judged, proof_of
+from tests.waiting import eventually
 
 _HERE = "tests.unit.agent.own_server"
 
@@ -37,6 +38,23 @@ def test_a_server_with_a_driver_of_its_own_follows_a_run_and_is_proven(
     run.commit(3, proof=proof_of(3, weights_of(4)))
     judged(agent, "refuted")
     assert not agent.ready
+
+
+def test_errors_of_a_drivers_own_kinds_prove_nothing_and_the_server_is_loaded_anew(
+    own: OwnServer, run: Run, start: Start
+) -> None:
+    run.commit(1, proof=proof_of(1))
+    agent = start("--engine=custom", f"--driver={_HERE}:OwnDriver")
+    agent.until_ready_with(1)
+    own.faulty = True
+    found = agent.get("/prove").json()
+    assert (found["verdict"], found["reason"]) == ("unproven", "'logprobs'")
+    assert not agent.ready
+    alive = agent.get("/server-healthz")
+    assert (alive.status_code, alive.text) == (503, "no route to it\n")
+    eventually(lambda: own.loads > 1, 60)
+    own.faulty = False
+    agent.until_ready_with(1)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from trainsync.agent.shared_state import SharedState
 from tests.unit.agent.conftest import Start, Watched, has
 from tests.unit.agent.fake_server import FakeServer
 from tests.unit.agent.runs import Run, weights_of
-from tests.unit.agent.test_proving import proof_of
+from tests.unit.agent.test_proving import fails, proof_of
 from tests.waiting import eventually
 
 _ASK = "/v1/completions"
@@ -83,10 +83,56 @@ def test_a_version_without_a_proof_is_said_to_have_none(
     assert agent.ready
 
 
-def test_nothing_is_compared_before_there_is_a_version(start: Start) -> None:
-    found = prove(start())
+def test_a_server_that_gives_no_answer_is_not_ready_before_it_does(
+    run: Run, server: FakeServer, start: Start
+) -> None:
+    run.commit(1, proof=proof_of(1))
+    agent = start()
+    agent.until_ready_with(1)
+    server.faults[_ASK] = fails
+    assert prove(agent)["verdict"] == "unproven"
+    assert not agent.ready
+    server.faults.clear()
+    agent.until_ready_with(1)
+    assert prove(agent)["verdict"] == "proven"
+
+
+def test_a_proof_that_cannot_be_read_any_more_touches_neither_the_server_nor_its_state(
+    run: Run, server: FakeServer, start: Start
+) -> None:
+    run.commit(1, proof=proof_of(1))
+    agent = start()
+    agent.until_ready_with(1)
+    (path,) = (run.directory / "global_step_1").rglob("PROOF.json")
+    path.write_bytes(path.read_bytes().replace(b"-1.", b"-2.", 1))
+    found = prove(agent)
     assert found["verdict"] is None
-    assert "no version is committed yet" in found["reason"] or "answer" in found["reason"]
+    assert "PROOF.json" in found["reason"]
+    assert agent.ready
+    assert agent.status["lastFailure"] is None
+    assert agent.metric('trainsync_agent_updates_total{outcome="damaged"}') == 0
+
+
+def test_a_server_with_another_version_than_the_newest_is_not_compared(
+    run: Run, server: FakeServer, start: Start
+) -> None:
+    run.commit(1, proof=proof_of(1))
+    agent = start("--proof=required", "--max-staleness=5")
+    agent.until_ready_with(1)
+    run.commit(2)
+    eventually(lambda: agent.status["lastFailure"] is not None, 60)
+    found = prove(agent)
+    assert found["verdict"] is None
+    assert "which failed: version 2 was saved without a proof" in found["reason"]
+    assert agent.ready
+
+
+def test_nothing_is_compared_before_there_is_a_version(start: Start) -> None:
+    agent = start()
+    eventually(lambda: agent.status["serverSays"] is not None, 60)
+    found = prove(agent)
+    assert found["verdict"] is None
+    assert found["reason"] == "no version is committed yet"
 
 
 def test_a_request_that_nobody_takes_ends_in_time_and_is_not_taken_later() -> None:
@@ -95,3 +141,12 @@ def test_a_request_that_nobody_takes_ends_in_time_and_is_not_taken_later() -> No
     assert found["verdict"] is None
     assert "has not come to it within 0.01 s" in found["reason"]
     assert requests.take() is None
+
+
+def test_a_request_that_takes_too_long_is_said_to_go_on() -> None:
+    class Follows(SharedState):
+        def wake(self) -> None:
+            assert requests.take() is not None
+
+    requests = ProofRequests(Follows())
+    assert "goes on and is not over within 0.01 s" in requests.ask(0.01)["reason"]

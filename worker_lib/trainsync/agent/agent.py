@@ -324,8 +324,10 @@ class Agent:
         try:
             if why is None and not self._health.is_alive():
                 why = "the server says that it does not work"
-        except ServerError as error:
-            why = str(error)
+        except Exception as error:  # noqa: BLE001 - of a user's driver, too: a probe wants an answer
+            if not isinstance(error, ServerError):
+                _LOG.exception("the server could not be asked whether it works")
+            why = str(error) or type(error).__name__
         if why is None:
             return text_answer(HTTPStatus.OK, "ok")
         return text_answer(HTTPStatus.SERVICE_UNAVAILABLE, why)

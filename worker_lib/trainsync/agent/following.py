@@ -27,6 +27,7 @@ from trainsync.weights.errors import (
     DigestMismatchError,
     InconsistentUploadError,
     SharedMemoryError,
+    WeightsError,
     WeightsReplacedError,
     WeightsUnavailableError,
 )
@@ -177,11 +178,15 @@ class Follower:
             return
         try:
             self._admission.judge(version, self._source.proof(version, self._timeout))
-        except Exception as error:  # noqa: BLE001 - no error ends the agent
+        except (RefutedError, UnprovenError) as error:
             self._failed(version, error)
-            if not isinstance(error, RefutedError | UnprovenError):
-                request.answer(None, str(error) or type(error).__name__)
-                return
+        except Exception as error:  # noqa: BLE001 - no error ends the agent
+            # Nothing was learnt of the server: it is served on, and no update waits for a retry.
+            why = str(error) or type(error).__name__
+            details = None if isinstance(error, WeightsError) else error
+            _LOG.warning("version %s is not proven anew: %s", version.tag, why, exc_info=details)
+            request.answer(None, why)
+            return
         request.answer(self._shared.state.last_judgement)
 
     def _stage_ahead(self, version: Version) -> None:

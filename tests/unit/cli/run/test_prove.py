@@ -25,11 +25,12 @@ REFUTED = {
 }
 
 
-def served(*pods: str) -> dict[str, Any]:
+def served(*pods: str, replicas: int = 2) -> dict[str, Any]:
     one = {"servers": "rollout", "version": 45, "lag": 0, "ready": True}
     servers = [{"name": pod, **one} for pod in pods]
     sent = {"trainerVersion": 45, "lag": 0, "method": "checkpoint"}
-    return training_run(weights={**sent, "servers": servers})
+    entry = {"name": "rollout", "url": "http://run-server-rollout:8000", "replicas": replicas}
+    return training_run(weights={**sent, "servers": servers}, servers=[entry])
 
 
 @pytest.fixture
@@ -80,6 +81,16 @@ def test_a_server_that_cannot_be_asked_is_not_proven_and_others_are_asked(
     assert found["rollout-a"]["verdict"] is None
     assert "no pods/proxy for you" in found["rollout-a"]["reason"]
     assert found["rollout-b"]["verdict"] == "proven"
+
+
+def test_servers_that_the_status_does_not_name_are_counted_as_not_asked_and_1(
+    document: Document, call: Call, two: ApiServer
+) -> None:
+    two.set_runs(served("rollout-a", "rollout-b", replicas=4))
+    found = document("prove", "run", code=1)
+    assert [one["verdict"] for one in found["servers"]] == ["proven", "proven"]
+    assert found["notAsked"] == {"rollout": 2}
+    assert "not asked: 2 of rollout" in call("prove", "run").stderr
 
 
 def test_a_run_whose_servers_do_not_report_is_a_wrong_use(call: Call, server: ApiServer) -> None:

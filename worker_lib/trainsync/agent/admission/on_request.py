@@ -16,10 +16,12 @@ class ProofRequest:
     """One question, which the follower answers.
 
     Attributes:
+        taken: the follower has begun.
         judgement: None: the server's weights could not be compared.
         reason: why not.
     """
 
+    taken: bool = False
     judgement: Judgement | None = None
     reason: str | None = None
     answered: threading.Event = field(default_factory=threading.Event)
@@ -36,6 +38,7 @@ class ProofRequests:
     def __init__(self, shared: SharedState) -> None:
         self._shared = shared
         self._asking = threading.Lock()
+        self._changing = threading.Lock()
         self._pending: ProofRequest | None = None
 
     def ask(self, seconds: float = WAIT_SECONDS) -> dict[str, Any]:
@@ -47,12 +50,18 @@ class ProofRequests:
         if not self._asking.acquire(blocking=False):
             return _told(self._shared, None, "another request for a proof waits for its answer")
         try:
-            self._pending = request = ProofRequest()
+            request = ProofRequest()
+            self._put(request)
             self._shared.wake()
             in_time = request.answered.wait(seconds)
-            self._pending = None
+            self._put(None)
             if not in_time:
-                why = f"the agent has not come to it within {seconds:g} s: see its /status.json"
+                late = (
+                    "the comparison goes on and is not over"
+                    if request.taken
+                    else "the agent has not come to it"
+                )
+                why = f"{late} within {seconds:g} s: see its /status.json"
                 return _told(self._shared, None, why)
             return _told(self._shared, request.judgement, request.reason)
         finally:
@@ -60,8 +69,15 @@ class ProofRequests:
 
     def take(self) -> ProofRequest | None:
         """The request that waits; None: there is none."""
-        request, self._pending = self._pending, None
+        with self._changing:  # else a request that comes just now may be lost
+            request, self._pending = self._pending, None
+            if request is not None:
+                request.taken = True
         return request
+
+    def _put(self, request: ProofRequest | None) -> None:
+        with self._changing:
+            self._pending = request
 
 
 def _told(shared: SharedState, judgement: Judgement | None, reason: str | None) -> dict[str, Any]:

@@ -79,8 +79,10 @@ class Admission:
             return Judgement(tag, Verdict.ABSENT)
         try:
             verdict = self._prover.prove(proof)
-        except ServerError as error:
-            return Judgement(tag, Verdict.UNPROVEN, str(error))
+        except Exception as error:  # noqa: BLE001 - of a user's driver, too: nothing is proven
+            if not isinstance(error, ServerError):
+                _LOG.exception("the server could not be asked for its canaries")
+            return Judgement(tag, Verdict.UNPROVEN, str(error) or type(error).__name__)
         if not self._watch.look():
             return Judgement(tag, Verdict.UNPROVEN, "the server could not be looked at again")
         if (server := self._shared.state.server) != ReportedWeights(tag, paused=False):

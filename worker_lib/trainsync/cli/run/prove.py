@@ -1,15 +1,16 @@
 """``trainsync run prove``."""
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
 
 import typer
 
 from trainsync.api import names
-from trainsync.api.status import ProofVerdict
+from trainsync.api.status import ProofVerdict, ServerWeights, TrainingRunStatus
 from trainsync.cli.options import AsJson
-from trainsync.cli.output.console import DAMAGED, USAGE, CommandError, emit, guarded, stdout
+from trainsync.cli.output.console import DAMAGED, USAGE, CommandError, emit, guarded, say, stdout
 from trainsync.cli.output.tables import new_table
 from trainsync.cli.output.text import cell
 from trainsync.cli.run import report as reports
@@ -19,8 +20,8 @@ from trainsync.cli.run.kubeconfig import KubeconfigOptions
 from trainsync.cli.run.options import Context, Kubeconfig, Name, Namespace, with_cluster
 
 PROVE_EXIT_CODES: Final = (
-    "Exit codes: 0 all are proven; 1 some are not; 2 wrong usage, no such run, or no servers; "
-    "3 the cluster was not reached or refused."
+    "Exit codes: 0 all are proven; 1 some are not, or were not asked; 2 wrong usage, no such run, "
+    "or no servers; 3 the cluster was not reached or refused."
 )
 _AT_ONCE: Final = 8
 _STYLES: Final = {ProofVerdict.PROVEN.value: "green", ProofVerdict.REFUTED.value: "red"}
@@ -57,21 +58,27 @@ def prove(
     """Ask each server of a run for its canaries now, and compare.
 
     Servers stay ready meanwhile. One that is refuted is loaded anew by its agent, as after an
-    update. Layers are compared in updates alone.
+    update; one that does not answer its agent is not ready until it does. Layers are compared in
+    updates alone.
     """
     target = KubeconfigOptions(namespace, context, kubeconfig)
-    answers = with_cluster(target, lambda cluster: _ask_all(cluster, name))
+    answers, not_asked = with_cluster(target, lambda cluster: _ask_all(cluster, name))
     if as_json:
-        emit({"servers": [answer.to_json_dict() for answer in answers]})
+        servers = [answer.to_json_dict() for answer in answers]
+        emit({"servers": servers, "notAsked": not_asked})
     else:
         _show(answers)
-    if any(answer.verdict != ProofVerdict.PROVEN.value for answer in answers):
+    for entry, count in not_asked.items():
+        say(f"not asked: {count} of {entry}, which the run's status does not name", "yellow")
+    if not_asked or any(answer.verdict != ProofVerdict.PROVEN.value for answer in answers):
         raise typer.Exit(DAMAGED)
 
 
-async def _ask_all(cluster: ClusterClient, name: str) -> list[_Answer]:
-    weights = reports.read(await cluster.run(name)).status.weights
-    servers = sorted(server.name for server in weights.servers) if weights else []
+async def _ask_all(cluster: ClusterClient, name: str) -> tuple[list[_Answer], dict[str, int]]:
+    """The answers, and how many servers of each entry were not asked."""
+    status = reports.read(await cluster.run(name)).status
+    reporting = status.weights.servers if status.weights else []
+    servers = sorted(server.name for server in reporting)
     if not servers:
         raise CommandError(
             f"no server of run {name} has reported within a minute: see its condition ServersReady",
@@ -83,7 +90,14 @@ async def _ask_all(cluster: ClusterClient, name: str) -> list[_Answer]:
         async with turns:
             return await _ask(cluster, server)
 
-    return list(await asyncio.gather(*map(ask, servers)))
+    return list(await asyncio.gather(*map(ask, servers))), _not_named(status, reporting)
+
+
+def _not_named(status: TrainingRunStatus, reporting: list[ServerWeights]) -> dict[str, int]:
+    """Servers, by entry, that do not report, or are too many for a status."""
+    named = Counter(server.servers for server in reporting)
+    entries = {entry.name: entry.replicas - named[entry.name] for entry in status.servers or []}
+    return {name: count for name, count in entries.items() if count > 0}
 
 
 async def _ask(cluster: ClusterClient, server: str) -> _Answer:

@@ -73,7 +73,8 @@ class ServerDriver(Protocol):
         those before it, in nats.
 
         A paused server answers nothing, so ask after `update`: it generates again then. Until its
-        answers are compared, keep it from being ready, so that no request is routed to it.
+        answers are compared, keep it from being ready, so that no request is routed to it. They are
+        computed anew each time: a cache tells nothing of weights.
 
         Args:
             prompts: token ids, two or more each.

@@ -20,6 +20,8 @@ class MakesDriver(Protocol):
     def __call__(self, url: str, *, timeout: float, pause: PauseMode, memory: Path) -> OwnedDriver:
         """A driver of the server at ``url``; the agent makes several, each for one thread.
 
+        It asks the server nothing yet: in a pod the agent begins before the server.
+
         Args:
             timeout: seconds for an update, and for every other call.
             memory: the memory file system in which versions are staged; read them by
