@@ -105,7 +105,7 @@ def full(name: str = "run") -> Object:
                 "maxToKeep": 3,
                 "saveStrategy": "single_node",
                 "verify": "digest",
-                "memory": {"budget": "64Gi", "copies": 1},
+                "memory": {"enabled": True, "budget": "64Gi", "copies": 1},
                 "mirror": {
                     "url": "s3://bucket/run",
                     "endpoint": "https://s3.example.com",
@@ -141,6 +141,7 @@ def full(name: str = "run") -> Object:
                 "activeDeadlineSeconds": 86400,
                 "backoffSeconds": 30,
                 "restartScope": "Cluster",
+                "warmSpare": True,
                 "progressDeadlineSeconds": 600,
                 "startupDeadlineSeconds": 900,
             },

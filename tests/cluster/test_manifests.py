@@ -494,6 +494,7 @@ def test_a_minimal_manifest_gets_its_defaults(namespace: Kubectl) -> None:
         "maxInfrastructureRestarts": 100,
         "backoffSeconds": 10,
         "restartScope": "Job",
+        "warmSpare": False,
         "rules": [],
     }
     assert spec["checkpoint"]["interval"] == 100
@@ -531,6 +532,12 @@ def test_a_run_in_a_bucket_may_keep_shards_in_memory_and_go_back(namespace: Kube
     bucket = changed(minimal(), STORAGE, IN_BUCKET)
     memory = changed(bucket, "spec.checkpoint.memory", {"budget": "1Gi"})
     done = namespace.apply(changed(memory, "spec.resumeFrom", {"step": 1}))
+    assert done.returncode == 0, done.stderr
+
+
+def test_memory_that_is_not_enabled_asks_for_no_neighbour(namespace: Kubectl) -> None:
+    memory = {"enabled": False, "budget": "1Gi", "copies": 1}
+    done = namespace.apply(changed(minimal(), "spec.checkpoint.memory", memory))
     assert done.returncode == 0, done.stderr
 
 

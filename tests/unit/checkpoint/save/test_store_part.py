@@ -11,6 +11,7 @@ import torch
 from obstore.store import MemoryStore
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import SaveFailedError
+from trainsync.checkpoint.save.places import uploading
 from trainsync.checkpoint.save.places.store import StorePart, StorePlace
 from trainsync.storage.block_digests import BLOCK, beside, decode
 from trainsync.storage.errors import UnsafePathError
@@ -180,6 +181,46 @@ def test_a_part_whose_save_ended_meanwhile_is_given_up() -> None:
     with pytest.raises(FileNotFoundError, match="the save has ended"):
         part.write_state("actor/model.pt", {"w": torch.ones(4 << 20)}, 16 << 20, None)
     assert part._bucket.below("objects") == []
+
+
+@pytest.mark.parametrize("error", ["rank 1 died", None])
+def test_an_upload_ends_with_its_save_though_the_store_is_there(
+    monkeypatch: pytest.MonkeyPatch, error: str | None
+) -> None:
+    """What is left of it would take its time of a bounded bandwidth from the next save."""
+    monkeypatch.setattr(uploading, "ASK_SECONDS", 0.0)
+    store = Faulty()
+    part = patient(store)
+    part._bucket.limits = Limits(part_bytes=5 << 20)
+    outcome = SaveOutcome(kind=SaveKind.CHECKPOINT, step=5, error=error)
+
+    def end(key: str) -> None:
+        if key.endswith(".pt"):
+            store.fault = lambda key: None
+            part.records.write_outcome(outcome)
+
+    store.fault = end
+    with pytest.raises(FileNotFoundError, match="the save has ended while"):
+        part.write_state("actor/model.pt", {"w": torch.ones(25 << 20)}, 100 << 20, None)
+    assert part._bucket.below("objects") == []
+
+
+def test_a_store_that_does_not_say_how_a_save_ended_ends_no_upload(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(uploading, "ASK_SECONDS", 0.0)
+    store, asked = Faulty(), list[str]()
+    part = patient(store)
+    part._at_once.bucket.limits = Limits(part_bytes=5 << 20, retry_seconds=0.0)
+
+    def refuse(key: str) -> None:
+        if "OUTCOME" in key.upper():
+            asked.append(key)
+            raise DENIED
+
+    store.fault = refuse
+    part.write_state("actor/model.pt", {"w": torch.ones(4 << 20)}, 16 << 20, None)
+    assert asked
 
 
 @pytest.mark.parametrize(

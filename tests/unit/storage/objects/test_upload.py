@@ -14,6 +14,7 @@ from trainsync.storage.objects.live.upload import Upload
 from trainsync.storage.objects.requests import transfer
 
 from tests.unit.storage.objects.memory import memory
+from tests.waiting import eventually
 
 PART = 5 << 20
 
@@ -71,3 +72,54 @@ def test_what_the_store_refuses_is_raised_in_the_writer_which_does_not_hang() ->
         for _ in range(100):
             upload.write(memoryview(bytes(PART)))
     upload.abandon()
+
+
+class Slow:
+    """In place of a bucket's `upload`: takes a part, and the next once it ``may`` go."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.may = threading.Event()
+
+    def upload(
+        self, key: str, blocks: Iterator[Any], size: int, *, estimated: bool = False
+    ) -> None:
+        for _ in blocks:
+            self.taken += 1
+            assert self.may.wait(30)
+
+
+def test_parts_that_wait_do_not_go_to_the_store_once_the_object_is_given_up() -> None:
+    bucket, slow = small_parts(), Slow()
+    bucket.upload = slow.upload  # type: ignore[method-assign]
+    upload = Upload(bucket, "key", 9 * PART)
+    upload.write(memoryview(bytes(PART)))
+    eventually(lambda: slow.taken == 1)
+    upload.write(memoryview(bytes(2 * PART)))
+    giving_up = threading.Thread(target=upload.abandon)
+    giving_up.start()
+    try:
+        eventually(lambda: upload._queue.qsize() == 1, 5)  # what tells the store's thread of it
+    finally:
+        slow.may.set()
+        giving_up.join(30)
+    assert slow.taken == 1
+
+
+def test_a_writer_that_waits_for_the_store_hears_that_the_object_is_not_wanted() -> None:
+    bucket, slow, asked = small_parts(), Slow(), list[int]()
+    bucket.upload = slow.upload  # type: ignore[method-assign]
+
+    def check() -> None:
+        asked.append(slow.taken)
+        if len(asked) > 4:  # one part is on its way, two wait
+            raise LookupError("not wanted")
+
+    upload = Upload(bucket, "key", 9 * PART, check)
+    try:
+        with pytest.raises(LookupError, match="not wanted"):
+            upload.write(memoryview(bytes(9 * PART)))
+        assert slow.taken == 1
+    finally:
+        slow.may.set()
+        upload.abandon()

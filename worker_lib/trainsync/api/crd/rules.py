@@ -213,7 +213,8 @@ RULES: Final[dict[str, list[Rule]]] = {
             " checkpoint, whose explorers read there: remove it with any other",
         ),
         Rule(
-            "!has(self.checkpoint.memory) || self.checkpoint.memory.copies == 0 || self.clusters"
+            "!has(self.checkpoint.memory) || !self.checkpoint.memory.enabled ||"
+            " self.checkpoint.memory.copies == 0 || self.clusters"
             ".exists(c, c.groups.exists(g, g.role == 'Trainer' && g.replicas > 1))",
             "spec.checkpoint.memory.copies 1 keeps each shard in another trainer pod, too: ask for"
             " 2 replicas or more of the group of role Trainer, or remove copies",

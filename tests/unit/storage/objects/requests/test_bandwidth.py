@@ -1,5 +1,7 @@
+import contextlib
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -79,6 +81,22 @@ def test_a_process_has_one_bound_for_a_store() -> None:
     one = bandwidth.of_process("s3://a/b", LEAST)
     assert bandwidth.of_process("s3://a/b", LEAST) is one
     assert bandwidth.of_process("s3://a/c", LEAST) is not one
+
+
+def test_uploads_that_begin_at_once_have_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would have the whole of it otherwise: the first uploads of a process do so."""
+    begin = threading.Barrier(2)
+
+    def made(bytes_per_second: int) -> Bandwidth:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            begin.wait(0.5)  # another thread that makes one, too
+        return Bandwidth(bytes_per_second)
+
+    monkeypatch.setattr(bandwidth, "Bandwidth", made)
+    with ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(bandwidth.of_process, "s3://a/new", LEAST) for _ in range(2)]
+        one, other = (each.result(30) for each in asked)
+    assert one is other
 
 
 def test_the_environment_of_a_run_bounds_its_uploads() -> None:

@@ -33,7 +33,7 @@ from trainsync.checkpoint.save.places.unchanged import (
     compare,
     may_share,
 )
-from trainsync.checkpoint.save.places.uploading import DigestingUpload
+from trainsync.checkpoint.save.places.uploading import DigestingUpload, Wanted
 from trainsync.failpoints import failpoint
 from trainsync.storage import block_digests
 from trainsync.storage.errors import DamagedFileError, StorageError, UnsafePathError
@@ -86,6 +86,7 @@ class StorePart:
         self._records = StoredRecords(self._bucket, *owner, kind, step)
         # A failure is not waited for: the monitor hears of it, too.
         self._at_once = StoredRecords(bucket, *owner, kind, step)
+        self._wanted = Wanted(lambda: self._at_once.outcome() is not None)
         self._owner = owner
         self._step = step
         self._participant = participant
@@ -367,7 +368,7 @@ class StorePart:
         kept: KeptFile | None = None,
         own: Blocks | None = None,
     ) -> tuple[FileEntry, block_digests.BlockDigests | None]:
-        upload = Upload(self._bucket, self._key(self._number, path), size)
+        upload = Upload(self._bucket, self._key(self._number, path), size, self._wanted.check)
         file = DigestingUpload(upload, kept, own)
         try:
             try:

@@ -1,12 +1,16 @@
 """What is written goes to a store as it comes, and digests of it are taken on the way."""
 
 import io
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from trainsync.checkpoint.errors import SaveAbandonedError
 from trainsync.checkpoint.memory.kept import KeptFile
 from trainsync.checkpoint.save import ending
 from trainsync.storage import block_digests, digest
+from trainsync.storage.errors import StorageError
 from trainsync.storage.objects import parts
 from trainsync.storage.objects.live.upload import Upload
 from trainsync.storage.saves.based import Blocks
@@ -15,6 +19,36 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _BLOCK: Final = 4 << 20
+ASK_SECONDS: Final = 30.0
+"""Between two questions whether a save that is uploaded has ended; each is a request."""
+
+
+class Wanted:
+    """Whether what is uploaded is of use still. For one thread.
+
+    Args:
+        has_ended: asks the store whether the save has.
+    """
+
+    def __init__(self, has_ended: Callable[[], bool]) -> None:
+        self._has_ended = has_ended
+        self._asked = time.monotonic()
+
+    def check(self) -> None:
+        """Pass, as a rule at once.
+
+        Raises:
+            SaveAbandonedError: the process exits, and writes no longer.
+            FileNotFoundError: the save has ended meanwhile.
+        """
+        if ending.over.is_set():
+            raise SaveAbandonedError("the process exited before the part was written")
+        if time.monotonic() - self._asked < ASK_SECONDS:
+            return
+        with suppress(StorageError):  # the upload itself tells of a store that is away
+            if self._has_ended():
+                raise FileNotFoundError("the save has ended while its files were uploaded")
+        self._asked = time.monotonic()
 
 
 class DigestingUpload(io.RawIOBase):

@@ -7,7 +7,8 @@ large the object is.
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final
 
 from trainsync.storage.objects.bucket import Bucket
@@ -26,12 +27,17 @@ class Upload:
 
     Args:
         size: of the object, about: by it parts are made so large that the store takes as many.
+        check: called before each part and while one waits for room; what it raises is raised in
+            the writer.
     """
 
-    def __init__(self, bucket: Bucket, key: str, size: int) -> None:
+    def __init__(
+        self, bucket: Bucket, key: str, size: int, check: Callable[[], None] = lambda: None
+    ) -> None:
         self._bucket = bucket
         self._key = key
         self._size = max(size, 1)
+        self._check = check
         self._part = transfer.part_bytes(self._size, bucket.limits.part_bytes)
         self._held = bytearray()
         self._queue: queue.Queue[bytearray | AbandonedError | None] = queue.Queue(_WAITING)
@@ -39,7 +45,11 @@ class Upload:
         self._thread: threading.Thread | None = None  # of an object of one part there is none
 
     def write(self, data: memoryview) -> None:
-        """Take all of ``data``, which may be reused on return. Raises `StoreError`."""
+        """Take all of ``data``, which may be reused on return.
+
+        Raises:
+            StoreError: the store refuses or is away. What ``check`` raises.
+        """
         while data:
             room = self._part - len(self._held)
             self._held += data[:room]
@@ -49,7 +59,7 @@ class Upload:
                 self._held = bytearray()  # the other one is the store's now
 
     def finish(self) -> None:
-        """The object is whole: returns when the store has it. Raises `StoreError`."""
+        """The object is whole: returns when the store has it. Raises as `write`."""
         if self._thread is None:
             self._bucket.upload(self._key, iter((self._held,)), len(self._held))
             return
@@ -65,12 +75,10 @@ class Upload:
         """Leave no object; does nothing after `finish`."""
         if self._thread is None:
             return
-        while self._thread.is_alive():
-            try:
-                self._queue.put(AbandonedError(), timeout=_LOOK_SECONDS)
-            except queue.Full:
-                continue
-            break
+        with suppress(queue.Empty):
+            while True:  # parts that wait would take their time of a bounded bandwidth
+                self._queue.get_nowait()
+        self._queue.put(AbandonedError())  # there is room: no other thread puts
         self._thread.join()
 
     def _put(self, part: bytearray | None) -> None:
@@ -80,6 +88,7 @@ class Upload:
         while True:
             if self._error is not None:
                 raise self._error
+            self._check()
             try:
                 self._queue.put(part, timeout=_LOOK_SECONDS)
             except queue.Full:

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from typing import Final
 
 from trainsync.api.quantities import whole_bytes
@@ -48,10 +47,17 @@ class Bandwidth:
             self._sleep(start - now)
 
 
-@lru_cache(maxsize=16)
+_of_process: Final[dict[tuple[str, int], Bandwidth]] = {}
+_making: Final = threading.Lock()  # the first uploads of a process begin at once
+
+
 def of_process(store: str, bytes_per_second: int) -> Bandwidth:
     """The one bound of this process for the store of that URL."""
-    return Bandwidth(bytes_per_second)
+    with _making:
+        key = (store, bytes_per_second)
+        if key not in _of_process:
+            _of_process[key] = Bandwidth(bytes_per_second)
+        return _of_process[key]
 
 
 def parse(text: str) -> int:
