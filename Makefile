@@ -100,13 +100,10 @@ release-check: setup ## Wheel, sdist, chart package and SBOM into build/release,
 
 ##@ Test
 .PHONY: test test-unit test-store test-distributed test-cluster test-e2e test-on-clusters test-monitoring test-kueue test-lws test-policies test-devcluster test-vllm test-vllm-cluster test-sglang test-gpu test-compat faults
-test: setup $(AZURITE_READY) images ## All of the below, the fast ones first; those on clusters beside them
-	$(DEVCLUSTER) tools
-	$(MAKE) --jobs=3 test-here test-on-clusters
-
-# Tests on clusters wait for pods a fifth of their time: these use it.
-test-here: test-unit-beside test-store-beside
-	$(MAKE) test-distributed-beside
+test: setup $(AZURITE_READY) ## All of the below, the fast ones first
+	$(MAKE) --jobs=2 test-unit-beside test-store-beside
+	$(MAKE) test-distributed
+	$(MAKE) test-on-clusters
 
 # Two at once, each line with the target that printed it.
 test-%-beside:

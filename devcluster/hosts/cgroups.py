@@ -15,10 +15,6 @@ _CONTROLLERS = (
 _HIERARCHIES = (*_CONTROLLERS, "unified")
 """runc also makes its cgroups in the v2 hierarchy, if there is one."""
 
-_SHARES = 10 * 1024
-"""Of the processor, of which each process of the host has 1,024. By default all pods of a node
-weigh as much as one such process, so that a build or tests beside the cluster would starve them."""
-
 
 def create(name: str) -> None:
     """Make the root ``name`` under every controller, so that the kubelet finds it.
@@ -33,7 +29,6 @@ def create(name: str) -> None:
                 f"({', '.join(_CONTROLLERS)}) mounted below {_ROOT}"
             )
         (parent / name).mkdir(exist_ok=True)
-    (_ROOT / "cpu" / name / "cpu.shares").write_text(str(_SHARES))
     for file in ("cpuset.cpus", "cpuset.mems"):
         # No process may run in a new, empty cpuset.
         value = (_ROOT / "cpuset" / file).read_text()
