@@ -47,7 +47,7 @@ def test_time_in_which_nothing_goes_is_not_saved_up() -> None:
     assert clock.now == pytest.approx(152.0)
 
 
-def test_uploads_of_one_process_share_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uploads_of_two_buckets_are_paced_by_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     bound = Bandwidth(LEAST, lambda: clock.now, clock.sleep)
     asked: list[tuple[str, int]] = []
