@@ -1,6 +1,6 @@
 """A server of a kind that the library does not know, with the driver that its users wrote."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,6 @@ class OwnDriver:
         if self._server.faulty:
             raise OSError("no route to it")
         return True
-
-    def checksums(self) -> Mapping[str, str]:
-        return {}
 
     def logprobs(self, prompts: Sequence[Sequence[int]]) -> tuple[tuple[float, ...], ...]:
         if self._server.faulty:

@@ -1,6 +1,6 @@
 """The driver of a server: the same calls for every kind of server."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -58,13 +58,6 @@ class ServerDriver(Protocol):
         Raises:
             UpdateRefusedError: it serves the weights that it had.
             ServerPausedError: it serves nothing before an update succeeds.
-        """
-        ...
-
-    def checksums(self) -> Mapping[str, str]:
-        """A digest of each of its tensors, under the server's own names, as they are in memory.
-
-        Raises as `tag` does.
         """
         ...
 

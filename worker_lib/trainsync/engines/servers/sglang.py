@@ -144,7 +144,13 @@ class SGLangServer:
         return status == HTTPStatus.OK
 
     def checksums(self) -> Mapping[str, str]:
-        """See `ServerDriver`. The digests are SGLang's own, so they only tell of changes."""
+        """A digest of each of its tensors, as they are in memory, by rank and name.
+
+        The digests are SGLang's own, so they only tell of changes.
+
+        Raises:
+            ServerError: no such answer.
+        """
         answer = self._calls.ask(
             "POST", "/weights_checker", self._deadline(), {"action": "checksum"}
         )

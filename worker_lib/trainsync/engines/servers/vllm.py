@@ -107,7 +107,11 @@ class VLLMServer:
         return self._calls.status("GET", "/health", self._deadline()) == HTTPStatus.OK
 
     def checksums(self) -> Mapping[str, str]:
-        """See `ServerDriver`."""
+        """A digest of each of its tensors, under vLLM's own names, as they are in memory.
+
+        Raises:
+            ServerError: no such answer.
+        """
         body = {"action": "checksum"}
         answer = self._calls.ask("POST", "/weight_checker", self._deadline(), body).get("checksums")
         if not isinstance(answer, dict) or not answer:

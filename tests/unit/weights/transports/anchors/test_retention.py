@@ -35,33 +35,25 @@ def test_but_no_more_than_so_many_versions() -> None:
     assert len(retain(rows, Needed(served=[1]), FEW, 1000.0)) == FEW.most
 
 
-def test_a_version_of_a_checkpoint_stays_with_its_way_alone() -> None:
-    rows = history(30, anchors=[10, 20])
-    assert numbers(retain(rows, Needed(pinned=[12]), FEW, 1000.0)) == [10, 11, 12, *range(20, 31)]
-
-
 @given(
     count=st.integers(1, 40),
     anchors=st.sets(st.integers(1, 40)),
     served=st.sets(st.integers(1, 40), max_size=3),
-    pinned=st.sets(st.integers(1, 40), max_size=3),
     versions=st.integers(1, 5),
     age=st.integers(0, 10),
 )
 def test_version_for_version_what_is_needed_can_be_had(
-    count: int, anchors: set[int], served: set[int], pinned: set[int], versions: int, age: int
+    count: int, anchors: set[int], served: set[int], versions: int, age: int
 ) -> None:
     """As a publisher does it: it retains at each version, of what it had retained before."""
     rule, rows = Retention(versions=versions, seconds=float(age), most=40), []
     for row in history(count, sorted(anchors)):
         there = [one.weight_version for one in rows] + [row.weight_version]
-        needed = Needed([v for v in served if v in there], [v for v in pinned if v in there])
+        needed = Needed([v for v in served if v in there])
         rows = list(retain([*rows, row], needed, rule, row.published_at))
         assert rows[-1] == row
         for one in rows:
             assert route(rows, one) is not None
-        for version in needed.pinned:
-            assert version in numbers(rows)
         for version in needed.served:
             way = route(rows, row, {digest(version)})
             assert way is not None

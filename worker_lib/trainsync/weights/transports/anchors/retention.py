@@ -14,8 +14,7 @@ class Retention:
     Args:
         versions: so many of the newest stay.
         seconds: younger ones stay, too.
-        most: rows that the index has at most, also of versions that explorers could fold; what a
-            checkpoint needs is not counted.
+        most: rows that the index has at most, also of versions that explorers could fold.
         grace_seconds: an object is removed so long after the index has ceased to name it.
     """
 
@@ -27,15 +26,15 @@ class Retention:
 
 @dataclass(frozen=True)
 class Needed:
-    """What others need.
+    """What explorers need.
+
+    No checkpoint needs a version: a trainer that resumes publishes its weights again.
 
     Args:
         served: versions that explorers serve: they fold what came after.
-        pinned: versions that are to be had for ever, as those of checkpoints.
     """
 
     served: Collection[int] = field(default_factory=tuple)
-    pinned: Collection[int] = field(default_factory=tuple)
 
 
 def retain(
@@ -52,7 +51,7 @@ def retain(
         recent = count - number <= rule.versions or now - row.published_at < rule.seconds
         folded = oldest_served is not None and row.weight_version >= oldest_served
         bounded = count - number <= rule.most and (recent or folded)
-        at: int | None = number if bounded or row.weight_version in needed.pinned else None
+        at: int | None = number if bounded else None
         while at is not None and at not in stay:
             stay.add(at)
             at = None if rows[at].anchor is not None else starts[at]
