@@ -1,6 +1,7 @@
-"""An explorer that takes weights out of a store: ``store_explorer RAY NAME``.
+"""An explorer that takes weights out of a store: ``store_explorer RAY NAME [pid]``.
 
-Prints each version that it serves as JSON: number, digest of the tensors, bytes by way.
+Prints its own pid, if asked to. Then each version that it serves as JSON: number, digest of the
+tensors, bytes by way.
 """
 
 import hashlib
@@ -27,7 +28,9 @@ def digest(tensors: Any) -> str:
 
 def main() -> None:
     """See the module."""
-    address, name = sys.argv[1:3]
+    address, name, *says_pid = sys.argv[1:]
+    if says_pid:
+        print(os.getpid(), flush=True)
     ray.init(address=address, log_to_driver=False)
     version = -1
     with RunContext.from_env() as ctx:

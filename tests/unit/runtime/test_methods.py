@@ -22,7 +22,13 @@ from trainsync.weights.transports.object_store.fetcher import MemorySource
 def settings(method: SyncMethod, **more: Any) -> RunSettings:
     store = SyncStore("s3://bucket/runs/a") if method is SyncMethod.STORE else None
     sync = SyncSettings(method, 1, 60.0, store=store)
-    chosen = {"directory": Path("run"), "store": None, "is_apart": False, **more}
+    chosen = {
+        "directory": Path("run"),
+        "store": None,
+        "is_apart": False,
+        "ray_namespace": "run-0",
+        **more,
+    }
     return cast("RunSettings", SimpleNamespace(sync=sync, **chosen))
 
 

@@ -97,7 +97,7 @@ class RunDescription:
 
         It carries the attempt: actors of an older one that are still dying are never found.
         """
-        return f"trainsync-{self.run}-{self.attempt}"
+        return self._settings.ray_namespace
 
     def env(self) -> dict[str, str]:
         """Variables with which a process started by this one joins, such as for ``runtime_env``."""

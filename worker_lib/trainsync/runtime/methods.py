@@ -17,6 +17,7 @@ from trainsync.storage.objects.of_run import open_run_store
 from trainsync.tracing.steps import StepTracer
 from trainsync.weights.synchronizer.connection import find_group
 from trainsync.weights.synchronizer.remote import RemoteSynchronizer
+from trainsync.weights.transports.anchors.pool.objects import PooledObjects
 from trainsync.weights.transports.anchors.source import StoreSource
 from trainsync.weights.transports.base import WeightSource, meta_of
 from trainsync.weights.transports.broadcast.deadlines import Deadlines, broadcast_seconds
@@ -71,7 +72,11 @@ def open_source(
         return WeightReceiver(explorer, find, expected=metas, deadlines=deadlines, device=device)
     if settings.sync.method is SyncMethod.STORE:
         assert settings.sync.store is not None, "read_settings has seen to it"
-        return StoreSource(settings.sync.store.open(settings.sync.timeout), expected=metas)
+        bucket = settings.sync.store.open(settings.sync.timeout)
+        # Without Ray, as in another cluster of the run, each explorer reads the store for itself.
+        pool = PooledObjects.of(bucket, explorer, settings.ray_namespace)
+        way = None if pool is None else pool.way
+        return StoreSource(bucket, expected=metas, read=pool, way=way)
     return MemorySource(wants, expected=metas, delta=settings.sync.delta)
 
 

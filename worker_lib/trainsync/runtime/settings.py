@@ -135,6 +135,11 @@ class RunSettings:
         return self.trainer_cluster not in (None, self.cluster)
 
     @property
+    def ray_namespace(self) -> str:
+        """See `RunContext.ray_namespace`."""
+        return f"trainsync-{self.run}-{self.attempt}"
+
+    @property
     def memory_place(self) -> MemoryPlace | None:
         """Where shards are kept in memory; None when they are not."""
         memory, budget = self.checkpoint.memory_directory, self.checkpoint.memory

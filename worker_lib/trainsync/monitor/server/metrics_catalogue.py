@@ -268,7 +268,7 @@ LOSSES: Final = counter(
 TAKEN: Final = counter(
     "trainsync_weights_bytes_total",
     "Bytes of weights that explorers took.",
-    Label("way", "whole, delta, shared_memory, process_group, volume", 16),
+    Label("way", "whole, delta, shared_memory, process_group, volume, passed_on", 16),
     unit="bytes",
 )
 RESENDS: Final = counter(

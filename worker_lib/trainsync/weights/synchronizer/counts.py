@@ -14,6 +14,7 @@ class TransferKind(StrEnum):
     SHARED_MEMORY = "shared_memory"  # read in memory of the trainer's host, or in Ray's store there
     PROCESS_GROUP = "process_group"  # from GPU to GPU
     VOLUME = "volume"  # read from a committed state dict
+    PASSED_ON = "passed_on"  # of a store, from another explorer that has read it
 
 
 @dataclass(frozen=True)

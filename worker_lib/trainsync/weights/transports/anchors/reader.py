@@ -50,6 +50,9 @@ ReadsObject = Callable[[StoredObject, float], Iterable[bytes]]
 """Gives an object's bytes, in order, until a deadline on the monotonic clock: raises as
 `Bucket.blocks`."""
 
+NamesWay = Callable[[StoredObject, TransferKind], TransferKind]
+"""Says how an object came that was read, given how one counts that the store gave."""
+
 
 class AnchorReader:
     """Brings versions out of a store, with the right to read alone. One thread.
@@ -59,6 +62,7 @@ class AnchorReader:
     Args:
         expected: what the model takes; other weights are refused. None: anything.
         read: None: from the bucket.
+        way: None: the store gave all objects.
 
     Raises:
         DeltaError: numba is not there.
@@ -69,10 +73,12 @@ class AnchorReader:
         bucket: Bucket,
         expected: Sequence[TensorMeta] | None = None,
         read: ReadsObject | None = None,
+        way: NamesWay | None = None,
     ) -> None:
         prepare(compact=True)
         self._bucket = bucket
         self._read = read or self._from_bucket
+        self._way = way or (lambda _, kind: kind)
         self._expected = expected
         self._sets = WeightSets()
         self._sets.keeps_base = True
@@ -182,14 +188,15 @@ class AnchorReader:
         try:
             staged = self._begin(way, row, check, deadline)
             if way.anchor is not None and way.anchor.anchor is not None:
-                taken[TransferKind.WHOLE] += way.anchor.anchor.bytes
+                stored = way.anchor.anchor
+                taken[self._way(stored, TransferKind.WHOLE)] += stored.bytes
             target: Bytes = staged.data.numpy()
             staged.holds = None  # until it is whole
             for stored, coming in deltas:
                 check()
                 with self._named(what), _breaking(stored):
                     apply_delta(coming.result(), target)
-                taken[TransferKind.DELTA] += stored.bytes
+                taken[self._way(stored, TransferKind.DELTA)] += stored.bytes
         finally:
             for _, coming in deltas:
                 coming.cancel()

@@ -11,7 +11,7 @@ from trainsync.storage.objects.bucket import Bucket
 from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.delta.compiling import prepare
 from trainsync.weights.errors import WeightsUnavailableError
-from trainsync.weights.transports.anchors.reader import AnchorReader, ReadsObject
+from trainsync.weights.transports.anchors.reader import AnchorReader, NamesWay, ReadsObject
 from trainsync.weights.transports.base import Weights, WeightSource
 from trainsync.weights.versions import STORE, Published
 
@@ -24,7 +24,7 @@ class StoreSource(WeightSource):
 
     Args:
         expected: what the model takes; other weights are refused. None: anything.
-        read: see `AnchorReader`.
+        read, way: see `AnchorReader`.
 
     Raises:
         DeltaError: numba is not there.
@@ -36,8 +36,9 @@ class StoreSource(WeightSource):
         *,
         expected: Sequence[TensorMeta] | None = None,
         read: ReadsObject | None = None,
+        way: NamesWay | None = None,
     ) -> None:
-        self._reader = AnchorReader(bucket, expected, read)
+        self._reader = AnchorReader(bucket, expected, read, way)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="trainsync-ready")
         self._readying: Future[None] | None = None
 
