@@ -228,7 +228,7 @@ def test_an_explorer_that_is_killed_amid_a_fetch_comes_back_and_no_other_waits(
     run.publish(1)
     one.takes(1, run.model)
     other.takes(1, run.model)
-    slow = place.proxy.break_next(Fault.DELAYED, "GET", r"/2-[^/]*\.delta", left=2, seconds=5.0)
+    slow = place.proxy.break_next(Fault.DELAYED, "GET", r"/2-[^/]*\.delta", seconds=5.0)
     run.publish(2)
     eventually(lambda: slow.left == 0, SECONDS)
     one.process.kill()

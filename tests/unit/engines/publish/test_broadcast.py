@@ -126,7 +126,14 @@ def test_what_explorers_took_is_counted_by_the_way_that_it_went_and_once(told: T
         announce_broadcast(noted, report, 0.0)
         told(*calls[-1])  # the answer was lost
     _, weights = told("next_report", 0, 0.0)
-    ways = {"whole": 10, "delta": 2, "shared_memory": 10, "process_group": 10, "volume": 0}
+    ways = {
+        "whole": 10,
+        "delta": 2,
+        "shared_memory": 10,
+        "process_group": 10,
+        "volume": 0,
+        "passed_on": 0,
+    }
     assert (weights.taken, weights.resends) == (ways, 2 + 1)
 
 

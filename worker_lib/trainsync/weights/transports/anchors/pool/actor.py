@@ -11,11 +11,12 @@ from typing import Any, Final
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from trainsync.weights.transports.anchors.pool.offers import KEEP_SECONDS, Offers, Turn
+from trainsync.weights.transports.anchors.pool.offers import Offers, Turn
 
 ACTOR_NAME: Final = "trainsync-weights-objects"
 _CALLS: Final = 1000
 _LOOK_SECONDS: Final = 1.0  # for a reader that has gone silent
+_EXPIRE_SECONDS: Final = 60.0
 
 
 class ObjectPool:
@@ -27,6 +28,7 @@ class ObjectPool:
     def __init__(self) -> None:
         self._offers = Offers()
         self._changed = asyncio.Condition()
+        self._expires = False
 
     async def take(self, key: str, explorer: str, seconds: float) -> tuple[str, Any]:
         """What the explorer is to do, as `Turn`, within ``seconds``; see `Offers.take`."""
@@ -47,14 +49,12 @@ class ObjectPool:
         """The reader still reads."""
         self._offers.heard(key, explorer, time.monotonic())
 
-    async def has_others(self, explorer: str) -> bool:
-        """Whether another explorer asked lately."""
-        return self._offers.has_others(explorer, time.monotonic())
-
     async def give(self, key: str, handle: list[Any], size: int, most: int) -> None:
         """See `Offers.give`."""
         self._offers.give(key, handle, size, most, time.monotonic())
-        asyncio.get_running_loop().call_later(KEEP_SECONDS + 1.0, self._expire)
+        if not self._expires:
+            self._expires = True
+            asyncio.get_running_loop().call_later(_EXPIRE_SECONDS, self._expire)
         await self._tell()
 
     async def give_up(self, key: str, explorer: str) -> None:
@@ -69,7 +69,9 @@ class ObjectPool:
             self._offers.forget(key)
 
     def _expire(self) -> None:
-        self._offers.expire(time.monotonic())
+        self._expires = self._offers.expire(time.monotonic())
+        if self._expires:
+            asyncio.get_running_loop().call_later(_EXPIRE_SECONDS, self._expire)
 
     async def _tell(self) -> None:
         async with self._changed:

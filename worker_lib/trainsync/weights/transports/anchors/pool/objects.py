@@ -3,8 +3,9 @@
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Self
 
 import numpy as np
@@ -21,17 +22,15 @@ from trainsync.weights.transports.anchors.pool.offers import READ_SECONDS, Turn
 
 _LOG = logging.getLogger(__name__)
 _BLOCK: Final = 8 << 20
-_ANSWER_SECONDS: Final = 5.0  # beyond what the actor was to wait; also its start
+_ANSWER_SECONDS: Final = 5.0  # of a call that waits for nothing; also the actor's start
 _SHARE_OF_TIME: Final = 0.5  # then the store is read
 _SHARE_OF_STORE: Final = 0.25  # of a node's part of Ray's object store
+_STILL_SECONDS: Final = 30.0
+"""For so long without a byte a reader says that it lives; then the next explorer reads, too."""
 _AWAY_SECONDS: Final = 30.0
 
 _Failures = (ray.exceptions.RayError, ValueError, OSError)
 """Of calls to Ray: it is away, or has no room. `GetTimeoutError` is one of them."""
-
-
-class _NotHadError(Exception):
-    """Another explorer's object could not be had, or has other bytes."""
 
 
 class PooledObjects:
@@ -42,7 +41,8 @@ class PooledObjects:
         explorer: a name that no other explorer of the run has.
         namespace: of the run's Ray actors.
         most: bytes of objects that may lie in Ray's object store; None: a quarter of what this node
-            has of it. Larger ones are read from the store by each explorer.
+            has of it. Larger ones are read from the store by each explorer. One that is read for
+            all takes its bytes besides, until it is there.
     """
 
     def __init__(
@@ -52,12 +52,11 @@ class PooledObjects:
         self._explorer = explorer
         self._namespace = namespace
         self._most = _room() if most is None else most
-        self._lock = threading.Lock()
-        self._pool: Any = None
+        self._lock = threading.Lock()  # guards these
+        self._search: Future[Any] | None = None
         self._away_until = 0.0
-        self._passed_on: set[str] = set()  # keys of objects that were read last
-        with suppress(*_Failures):  # it is asked again; now it starts beside all else
-            self._found()
+        self._passed_on: set[str] = set()  # keys of objects whose way is not told yet
+        self._searched()  # the actor starts beside all else
 
     @classmethod
     def of(cls, bucket: Bucket, explorer: str, namespace: str) -> Self | None:
@@ -67,61 +66,79 @@ class PooledObjects:
     def way(self, stored: StoredObject, kind: TransferKind) -> TransferKind:
         """How an object came that was read; ``kind``: how one counts that the store gave."""
         with self._lock:
-            return TransferKind.PASSED_ON if stored.key in self._passed_on else kind
+            if stored.key not in self._passed_on:
+                return kind
+            self._passed_on.remove(stored.key)
+            return TransferKind.PASSED_ON
 
     def __call__(self, stored: StoredObject, deadline: float) -> Iterator[bytes]:
         """See `ReadsObject`."""
+        until = time.monotonic() + max(0.0, deadline - time.monotonic()) * _SHARE_OF_TIME
         with self._lock:
             self._passed_on.discard(stored.key)
-        until = time.monotonic() + max(0.0, deadline - time.monotonic()) * _SHARE_OF_TIME
-        if stored.bytes <= self._most:
-            turn, handle = self._take(stored, until)
-            if turn is Turn.GET:
-                try:
-                    data = self._get(stored, handle[0], until)
-                except _NotHadError as error:
-                    _LOG.warning("%s is read from the store: %s", stored.key, error)
-                    self._tell("forget", stored.key, handle[0].hex())
-                else:
-                    with self._lock:
-                        self._passed_on.add(stored.key)
-                    yield from _blocks(data)
-                    return
-            elif turn is Turn.READ:
-                yield from self._read_for_all(stored, deadline)
-                return
-        yield from self._from_store(stored, deadline)
+        is_shared = stored.bytes <= self._most
+        turn, handle = self._take(stored, until) if is_shared else (Turn.READ, [])
+        if turn is Turn.READ_FOR_ALL:
+            yield from self._read_for_all(stored, deadline)
+            return
+        data = self._get(stored, handle[0], until) if turn is Turn.GET else None
+        if data is None:
+            yield from self._from_store(stored, deadline)
+            return
+        with self._lock:
+            self._passed_on.add(stored.key)
+        for start in range(0, data.size, _BLOCK):
+            yield data[start : start + _BLOCK].tobytes()
 
     def _from_store(self, stored: StoredObject, deadline: float) -> Iterable[bytes]:
         return self._bucket.until(deadline).blocks(stored.key, stored.bytes)
 
     def _read_for_all(self, stored: StoredObject, deadline: float) -> Iterator[bytes]:
         """Read an object from the store, and give it before the last block goes to the caller."""
-        data, done, told = np.empty(stored.bytes, np.uint8), 0, time.monotonic()
+        data, done = np.empty(stored.bytes, np.uint8), 0
         given = False
-        try:
-            for block in self._from_store(stored, deadline):
-                end = done + len(block)
-                if end <= data.size:  # else the caller refuses the object
-                    data[done:end] = np.frombuffer(block, np.uint8)
-                done = end
-                if done == data.size:
-                    given = self._give(stored, data)
-                elif time.monotonic() - told > READ_SECONDS / 5:
+        with self._heard(stored) as came:
+            try:
+                for block in self._from_store(stored, deadline):
+                    came()
+                    end = done + len(block)
+                    if end <= data.size:  # else the caller refuses the object
+                        data[done:end] = np.frombuffer(block, np.uint8)
+                    done = end
+                    if done == data.size:
+                        given = self._give(stored, data)
+                    yield block
+            finally:
+                if not given:
+                    self._tell("give_up", stored.key, self._explorer)
+
+    @contextmanager
+    def _heard(self, stored: StoredObject) -> Iterator[Callable[[], None]]:
+        """Say all the while that this process reads, while its store is not still for long.
+
+        Gives a function that is called for each block.
+        """
+        over, last = threading.Event(), [time.monotonic()]
+
+        def say() -> None:
+            while not over.wait(READ_SECONDS / 5):
+                if time.monotonic() - last[0] < _STILL_SECONDS:
                     self._tell("heard", stored.key, self._explorer)
-                    told = time.monotonic()
-                yield block
+
+        def came() -> None:
+            last[0] = time.monotonic()
+
+        threading.Thread(target=say, name="trainsync-pool-heard", daemon=True).start()
+        try:
+            yield came
         finally:
-            if not given:
-                self._tell("give_up", stored.key, self._explorer)
+            over.set()
 
     def _give(self, stored: StoredObject, data: Bytes) -> bool:
-        """Whether the others can have it from now on. One that reads alone keeps it to itself."""
+        """Whether the others can have it from now on."""
         if _digest(data) != stored.digest:
             return False  # the caller says so
         try:
-            if not self._ask("has_others", self._explorer):
-                return False
             handle = [ray.put(data)]
         except _Failures as error:
             self._failed(error)
@@ -129,60 +146,78 @@ class PooledObjects:
         return self._tell("give", stored.key, handle, stored.bytes, self._most)
 
     def _take(self, stored: StoredObject, until: float) -> tuple[Turn, Any]:
-        """`Turn.WAIT` where the store is to be read without a word to the others."""
-        left = until - time.monotonic()
-        if left <= 0:
-            return Turn.WAIT, None
+        """`Turn.READ` where the others are not to be waited for."""
         try:
-            turn, handle = self._ask("take", stored.key, self._explorer, left, seconds=left)
+            try:
+                turn, handle = self._asked(stored, until)
+            except ray.exceptions.RayActorError:  # it ended with the explorer that made it
+                with self._lock:
+                    self._search = None
+                turn, handle = self._asked(stored, until)
+            if Turn(turn) is Turn.WAIT:
+                raise TimeoutError(f"another explorer reads {stored.key} for too long")
         except _Failures as error:
             self._failed(error)
-            return Turn.WAIT, None
+            return Turn.READ, None
         return Turn(turn), handle
 
-    def _get(self, stored: StoredObject, ref: Any, until: float) -> Bytes:
-        """Raises `_NotHadError`."""
+    def _asked(self, stored: StoredObject, until: float) -> tuple[str, Any]:
+        """The actor's answer by ``until``, on the monotonic clock. Raises `_Failures`."""
+        pool = self._found(until)
+        left = max(0.0, until - time.monotonic())
+        answer = pool.take.remote(stored.key, self._explorer, 0.9 * left)
+        taken: tuple[str, Any] = ray.get(answer, timeout=left)
+        return taken
+
+    def _get(self, stored: StoredObject, ref: Any, until: float) -> Bytes | None:
+        """None: another explorer's object could not be had, or has other bytes."""
+        problem = "another explorer gave other bytes than were published"
         try:
             data: Bytes = ray.get(ref, timeout=max(0.0, until - time.monotonic()))
+            if data.size == stored.bytes and _digest(data) == stored.digest:
+                return data
+        except ray.exceptions.GetTimeoutError as error:
+            self._failed(error)  # else each further object of the version would cost as much
+            problem = "another explorer's object did not come in time"
         except _Failures as error:
-            raise _NotHadError(one_sentence(error)) from error
-        if data.size != stored.bytes or _digest(data) != stored.digest:
-            raise _NotHadError("another explorer gave other bytes than were published")
-        return data
-
-    def _ask(self, method: str, *arguments: Any, seconds: float = 0.0) -> Any:
-        """The pool's answer. Raises `_Failures`."""
-        answer = getattr(self._found(), method).remote(*arguments)
-        try:
-            return ray.get(answer, timeout=seconds + _ANSWER_SECONDS)
-        except ray.exceptions.RayActorError:  # it ended with the explorer that made it
-            with self._lock:
-                self._pool = None
-        answer = getattr(self._found(), method).remote(*arguments)
-        return ray.get(answer, timeout=seconds + _ANSWER_SECONDS)
+            problem = one_sentence(error)
+        _LOG.warning("%s is read from the store: %s", stored.key, problem)
+        self._tell("forget", stored.key, ref.hex())
+        return None
 
     def _tell(self, method: str, *arguments: Any) -> bool:
         """Call the pool, and wait for no answer; False: it is away."""
         try:
-            getattr(self._found(), method).remote(*arguments)
+            pool = self._found(time.monotonic() + _ANSWER_SECONDS)
+            getattr(pool, method).remote(*arguments)
         except _Failures as error:
             self._failed(error)
             return False
         return True
 
-    def _found(self) -> Any:
+    def _found(self, until: float) -> Any:
+        """The pool's handle by ``until``. Raises `_Failures`."""
         with self._lock:
             if time.monotonic() < self._away_until:
                 raise ConnectionError("it was away a moment ago")
-            if self._pool is None:
-                self._pool = find_or_make(self._namespace)
-            return self._pool
+        return self._searched().result(max(0.0, until - time.monotonic()))
+
+    def _searched(self) -> Future[Any]:
+        """The search for the pool, in a thread of its own: Ray gives no deadline for that."""
+        with self._lock:
+            if self._search is not None:
+                return self._search
+            search = self._search = Future()
+        threading.Thread(
+            target=_find, args=(search, self._namespace), name="trainsync-pool", daemon=True
+        ).start()
+        return search
 
     def _failed(self, error: Exception) -> None:
         """Read the store for a while; then a new pool is looked for."""
         with self._lock:
             is_news = time.monotonic() >= self._away_until
-            self._pool = None
+            self._search = None
             if is_news:
                 self._away_until = time.monotonic() + _AWAY_SECONDS
         if is_news:
@@ -191,6 +226,13 @@ class PooledObjects:
                 _AWAY_SECONDS,
                 one_sentence(error),
             )
+
+
+def _find(search: Future[Any], namespace: str) -> None:
+    try:
+        search.set_result(find_or_make(namespace))
+    except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+        search.set_exception(error)
 
 
 def _room() -> int:
@@ -205,8 +247,3 @@ def _room() -> int:
 
 def _digest(data: Bytes) -> str:
     return f"xxh3-128:{xxhash.xxh3_128_hexdigest(data.data)}"
-
-
-def _blocks(data: Bytes) -> Iterator[bytes]:
-    for start in range(0, data.size, _BLOCK):
-        yield data[start : start + _BLOCK].tobytes()

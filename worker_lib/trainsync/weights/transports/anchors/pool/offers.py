@@ -14,14 +14,15 @@ KEEP_SECONDS: Final = 600.0
 class Turn(StrEnum):
     """What an explorer is to do for an object."""
 
-    READ = "read"  # from the store, for the others, too
+    READ = "read"  # from the store
+    READ_FOR_ALL = "read_for_all"  # from the store, for the others, too
     WAIT = "wait"
     GET = "get"
 
 
 @dataclass
 class _Entry:
-    reader: str | None = None
+    reader: str | None = None  # for all
     heard_at: float = 0.0
     handle: Any = None
     bytes: int = 0
@@ -44,19 +45,16 @@ class Offers:
             return Turn.GET, entry.handle
         if entry.reader not in (None, explorer) and now - entry.heard_at < READ_SECONDS:
             return Turn.WAIT, None
+        if not self._has_others(explorer, now):
+            return Turn.READ, None  # nothing is worth keeping
         entry.reader, entry.heard_at = explorer, now
-        return Turn.READ, None
+        return Turn.READ_FOR_ALL, None
 
     def heard(self, key: str, explorer: str, now: float) -> None:
         """The object's reader still reads."""
         entry = self._entries.get(key)
         if entry is not None and entry.reader == explorer:
             entry.heard_at = now
-
-    def has_others(self, explorer: str, now: float) -> bool:
-        """Whether any other explorer asked lately: else nothing is worth keeping."""
-        since = now - KEEP_SECONDS
-        return any(at >= since for name, at in self._explorers.items() if name != explorer)
 
     def give(self, key: str, handle: Any, size: int, most: int, now: float) -> None:
         """An object is there from now on; those that were asked for least lately go for it.
@@ -92,10 +90,15 @@ class Offers:
         """The object could not be had by its handle."""
         self._entries.pop(key, None)
 
-    def expire(self, now: float) -> None:
-        """Let go of what no explorer asked for lately."""
+    def expire(self, now: float) -> bool:
+        """Let go of what no explorer asked for lately; whether anything is left."""
         since = now - KEEP_SECONDS
         for key in [key for key, entry in self._entries.items() if entry.asked_at < since]:
             del self._entries[key]
         for name in [name for name, at in self._explorers.items() if at < since]:
             del self._explorers[name]
+        return bool(self._entries)
+
+    def _has_others(self, explorer: str, now: float) -> bool:
+        since = now - KEEP_SECONDS
+        return any(at >= since for name, at in self._explorers.items() if name != explorer)
