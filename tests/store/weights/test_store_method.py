@@ -113,7 +113,11 @@ class Run:
         self.model = model()
         self.ctx = RunContext.from_env(environ=self.environ)
         self.synchronizer = self.ctx.synchronizer()
-        self.publisher = WeightPublisher(self.ctx, TrainedModule(self.model))
+        try:
+            self.publisher = WeightPublisher(self.ctx, TrainedModule(self.model))
+        except BaseException:
+            self.ctx.close()  # its threads call Ray, which must not end meanwhile
+            raise
         self.processes: list[Process] = []
 
     def publish(self, first: int, last: int | None = None) -> list[Any]:
