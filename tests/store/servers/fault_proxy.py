@@ -159,7 +159,12 @@ class _Handler(BaseHTTPRequestHandler):
             proxy.count(-1)
 
     def _pass_on(self, proxy: FaultProxy) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        length = int(self.headers.get("Content-Length", "0"))
+        body = self.rfile.read(length)
+        if len(body) < length:  # the client has ended; the server is not to wait for the rest
+            self._ask(proxy, body, len(body))
+            self._cut()
+            return
         rule = proxy.seen(self.command, self.path)
         fault = rule.fault if rule else None
         if rule is not None and fault is Fault.REFUSED:
