@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from trainsync.engines.verl.install import install_checkpoint_manager
     from trainsync.runtime.checkpoint_monitor import CheckpointMonitor
     from trainsync.runtime.context import RunContext
+    from trainsync.runtime.store_follower import StoreFollower
     from trainsync.weights.explorer.async_client import AsyncExplorerClient
     from trainsync.weights.explorer.client import ExplorerClient
     from trainsync.weights.synchronizer.actor import Synchronizer
@@ -65,6 +66,7 @@ _HOMES = {
     "Resume": "trainsync.checkpoint.load.resume",
     "RunContext": "trainsync.runtime.context",
     "SGLangEngine": "trainsync.engines.inference.sglang",
+    "StoreFollower": "trainsync.runtime.store_follower",
     "Synchronizer": "trainsync.weights.synchronizer.actor",
     "TrainedMegatron": "trainsync.engines.megatron.engine",
     "TrainedModule": "trainsync.engines.module_engine",
@@ -110,6 +112,7 @@ __all__ = [
     "Resume",
     "RunContext",
     "SGLangEngine",
+    "StoreFollower",
     "Synchronizer",
     "TrackedLoader",
     "TrainedMegatron",
