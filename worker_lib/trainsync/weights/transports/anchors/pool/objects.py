@@ -16,6 +16,7 @@ from trainsync.storage.objects.bucket import Bucket
 from trainsync.weights.delta.codec import Bytes
 from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync.weights.synchronizer.ray_errors import one_sentence
+from trainsync.weights.threads import calling_ray
 from trainsync.weights.transports.anchors.index import StoredObject
 from trainsync.weights.transports.anchors.pool.actor import find_or_make
 from trainsync.weights.transports.anchors.pool.offers import READ_SECONDS, Turn
@@ -122,8 +123,9 @@ class PooledObjects:
 
         def say() -> None:
             while not over.wait(READ_SECONDS / 5):
-                if time.monotonic() - last[0] < _STILL_SECONDS:
-                    self._tell("heard", stored.key, self._explorer)
+                with calling_ray() as allowed:
+                    if allowed and time.monotonic() - last[0] < _STILL_SECONDS:
+                        self._tell("heard", stored.key, self._explorer)
 
         def came() -> None:
             last[0] = time.monotonic()
@@ -230,7 +232,10 @@ class PooledObjects:
 
 def _find(search: Future[Any], namespace: str) -> None:
     try:
-        search.set_result(find_or_make(namespace))
+        with calling_ray() as allowed:
+            if not allowed:
+                raise ConnectionError("this process has left Ray")
+            search.set_result(find_or_make(namespace))
     except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
         search.set_exception(error)
 
