@@ -7,8 +7,8 @@ from typing import Final
 from trainsync.agent.feed import FeedError
 from trainsync.agent.version import Version, in_store
 from trainsync.storage.errors import StorageError
-from trainsync.storage.objects.bucket import Blob, Bucket
-from trainsync.weights.transports.anchors.index import INDEX, WeightsIndex, decode_index
+from trainsync.storage.objects.bucket import Bucket
+from trainsync.weights.transports.anchors.index import IndexLook, WeightsIndex
 
 _POLL_SECONDS: Final = 1.0
 
@@ -34,14 +34,14 @@ class StoreFeed:
         self._run_uid = run_uid
         self._poll_seconds = poll_seconds
         self._closed = threading.Event()
-        self._known: tuple[Blob, WeightsIndex] | None = None
+        self._index = IndexLook(bucket)
 
     def next(self, after: Version | None, timeout: float) -> Version | None:
         """See `VersionFeed`."""
         deadline = time.monotonic() + timeout
         while True:
             try:
-                index = self._index()
+                index = self._index.read()
             except StorageError as error:
                 raise FeedError(f"the store cannot be read: {error}") from error
             if index is None and after is not None:
@@ -58,15 +58,6 @@ class StoreFeed:
     def close(self) -> None:
         """See `VersionFeed`."""
         self._closed.set()
-
-    def _index(self) -> WeightsIndex | None:
-        before = None if self._known is None else self._known[0]
-        blob = self._bucket.look(INDEX, before)
-        if blob is None:
-            self._known = None
-        elif self._known is None or blob is not before:
-            self._known = blob, decode_index(blob.data)
-        return None if self._known is None else self._known[1]
 
     def _newest(self, index: WeightsIndex) -> Version | None:
         wanted = self._run_uid or index.run_uid

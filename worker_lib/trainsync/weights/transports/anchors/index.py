@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from trainsync.storage.digest import PATTERN
 from trainsync.storage.errors import DamagedFileError
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import Blob, Bucket
 from trainsync.storage.records import RECORD_CONFIG, decode, encode
 from trainsync.storage.saves.incarnations import generation
 
@@ -185,6 +185,24 @@ def read_index(bucket: Bucket) -> WeightsIndex | None:
     """
     found = bucket.find(INDEX)
     return None if found is None else decode_index(found.data)
+
+
+class IndexLook:
+    """Reads the index again and again: what has not moved does not come twice. One thread."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._known: tuple[Blob, WeightsIndex] | None = None
+
+    def read(self) -> WeightsIndex | None:
+        """As `read_index`."""
+        before = None if self._known is None else self._known[0]
+        blob = self._bucket.look(INDEX, before)
+        if blob is None:
+            self._known = None
+        elif self._known is None or blob is not before:
+            self._known = blob, decode_index(blob.data)
+        return None if self._known is None else self._known[1]
 
 
 def owner_of(key: str) -> tuple[str, int] | None:

@@ -11,7 +11,6 @@ from typing import Final
 
 import numpy as np
 import torch
-import xxhash
 
 from trainsync.storage.digest import format_digest, new_hasher
 from trainsync.storage.objects.bucket import Bucket
@@ -101,9 +100,16 @@ def read_whole(blocks: Iterable[bytes], stored: StoredObject, check: Check = lam
             raise DigestMismatchError(f"{stored.key} has more than {data.size} bytes")
         data[done : done + len(block)] = np.frombuffer(block, np.uint8)
         done += len(block)
-    if (found := f"xxh3-128:{xxhash.xxh3_128_hexdigest(data.data)}") != stored.digest:
+    if (found := digest_of(data)) != stored.digest:
         raise DigestMismatchError(f"{stored.key} has digest {found}, expected {stored.digest}")
     return data
+
+
+def digest_of(data: Bytes) -> str:
+    """The digest of an object's bytes, as in `StoredObject`."""
+    hasher = new_hasher()
+    hasher.update(data.data)
+    return format_digest(hasher)
 
 
 class AnchorReading:

@@ -26,6 +26,7 @@ from trainsync.weights.errors import (
 from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync.weights.transports.anchors.index import (
     BUCKET_BYTES,
+    IndexLook,
     StoredObject,
     VersionRow,
     read_index,
@@ -77,6 +78,7 @@ class AnchorReader:
     ) -> None:
         prepare(compact=True)
         self._bucket = bucket
+        self._index = IndexLook(bucket)
         self._read = read or self._from_bucket
         self._way = way or (lambda _, kind: kind)
         self._expected = expected
@@ -97,7 +99,7 @@ class AnchorReader:
             WeightsUnavailableError: the store does not say.
         """
         with self._named("the index of the weights"):
-            index = read_index(self._bucket)
+            index = self._index.read()
         return None if index is None else index.newest
 
     def fetch(self, version: int, digest: str, timeout: float) -> Weights:

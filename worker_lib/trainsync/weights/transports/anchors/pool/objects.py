@@ -10,7 +10,6 @@ from typing import Any, Final, Self
 
 import numpy as np
 import ray
-import xxhash
 
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.weights.delta.codec import Bytes
@@ -18,6 +17,7 @@ from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync.weights.synchronizer.ray_errors import one_sentence
 from trainsync.weights.threads import calling_ray
 from trainsync.weights.transports.anchors.index import StoredObject
+from trainsync.weights.transports.anchors.objects import digest_of
 from trainsync.weights.transports.anchors.pool.actor import find_or_make
 from trainsync.weights.transports.anchors.pool.offers import READ_SECONDS, Turn
 
@@ -41,18 +41,17 @@ class PooledObjects:
         bucket: the store.
         explorer: a name that no other explorer of the run has.
         namespace: of the run's Ray actors.
-        most: bytes of objects that may lie in Ray's object store; None: a quarter of what this node
-            has of it. Larger ones are read from the store by each explorer. One that is read for
-            all takes its bytes besides, until it is there.
+
+    Objects take at most a quarter of what this node has of Ray's object store. Larger ones are read
+    from the store by each explorer. One that is read for all takes its bytes besides, until it is
+    there.
     """
 
-    def __init__(
-        self, bucket: Bucket, explorer: str, namespace: str, most: int | None = None
-    ) -> None:
+    def __init__(self, bucket: Bucket, explorer: str, namespace: str) -> None:
         self._bucket = bucket
         self._explorer = explorer
         self._namespace = namespace
-        self._most = _room() if most is None else most
+        self._most = _room()
         self._lock = threading.Lock()  # guards these
         self._search: Future[Any] | None = None
         self._away_until = 0.0
@@ -138,7 +137,7 @@ class PooledObjects:
 
     def _give(self, stored: StoredObject, data: Bytes) -> bool:
         """Whether the others can have it from now on."""
-        if _digest(data) != stored.digest:
+        if digest_of(data) != stored.digest:
             return False  # the caller says so
         try:
             handle = [ray.put(data)]
@@ -176,7 +175,7 @@ class PooledObjects:
         problem = "another explorer gave other bytes than were published"
         try:
             data: Bytes = ray.get(ref, timeout=max(0.0, until - time.monotonic()))
-            if data.size == stored.bytes and _digest(data) == stored.digest:
+            if data.size == stored.bytes and digest_of(data) == stored.digest:
                 return data
         except ray.exceptions.GetTimeoutError as error:
             self._failed(error)  # else each further object of the version would cost as much
@@ -248,7 +247,3 @@ def _room() -> int:
             if node["NodeID"] == me:
                 return int(node["Resources"].get("object_store_memory", 0.0) * _SHARE_OF_STORE)
     return 0
-
-
-def _digest(data: Bytes) -> str:
-    return f"xxh3-128:{xxhash.xxh3_128_hexdigest(data.data)}"
