@@ -84,7 +84,9 @@ def test_a_server_that_is_killed_has_what_it_acknowledged(
         threads.append(threading.Thread(target=put_until_it_dies, args=(move,)))
         for thread in threads:
             thread.start()
-        eventually(lambda: len(acknowledged) + len(pointer) >= after and pointer, 60)
+        eventually(
+            lambda: acknowledged and pointer and len(acknowledged) + len(pointer) >= after, 60
+        )
         os.kill(first.pid, signal.SIGKILL)
         for thread in threads:
             thread.join(60)
