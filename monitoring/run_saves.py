@@ -22,6 +22,10 @@ def checkpoints() -> list[Part]:
                 "{{kind}} aborted: {{cause}}",
             ),
             Query(
+                increase("trainsync_checkpoint_rescued_parts_total", "kind") + " > 0",
+                "{{kind}} part written from memory after a death",
+            ),
+            Query(
                 increase("trainsync_checkpoint_late_parts_total", "kind") + " > 0",
                 "{{kind}} lacks a late part",
             ),

@@ -20,6 +20,7 @@ STORE: Final = "store"
 LIVE: Final = "live"
 COPY: Final = "copy"
 MEMORY: Final = "memory"
+RESCUE: Final = "rescue"
 PUBLISH: Final = "publish"
 NEIGHBOUR: Final = "neighbour"
 FELLOWS: Final = "fellows"
@@ -120,9 +121,14 @@ POINTS: Final = {
         "opened",  # a file is about to be kept in memory, too
         "sealing",  # its bytes are whole
         "sealed",  # it has the name under which it is found
+        "told",  # what outlives the process can finish it
         "dropping",  # before files that no load needs go
         "spared",  # one of these waits for the next file of its part
         "taken",  # it has that file's name, and its own bytes
+    ),
+    RESCUE: (
+        "finishing",  # what outlives a process is about to write its part
+        "written",  # the part's files are where the save goes
     ),
     PUBLISH: (
         "claimed",  # the index is the trainer's
@@ -146,9 +152,9 @@ POINTS: Final = {
 }
 """The points of each area, in the order in which they are reached: a rank's save, the monitor's
 commit, a broadcast on the trainer and on an explorer, a version in shared memory, an update of a
-server, a round of an agent, a save that goes into a store, one that is copied onto a volume, what
-a rank's save keeps in memory, weights that go into a store, copies of what is in memory with a
-neighbour, and a version's files from agent to agent."""
+server, a round of an agent, a save that goes into a store, one that is copied onto a volume, what a
+rank's save keeps in memory, a part that is finished when its rank is dead, weights that go into a
+store, copies of what is in memory with a neighbour, and a version's files from agent to agent."""
 
 Handler = Callable[[str], None]
 

@@ -8,10 +8,12 @@ of the rounds' ratios.
 import statistics
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 from trainsync.checkpoint.save.files import writer
+from trainsync.checkpoint.save.files.dumping import dump
 
 from tests.bench.checkpoint.checkpoint_state import model_state, scratch
 from tests.bench.harness import Figure, seconds, spread
@@ -23,7 +25,7 @@ WARM_UP = 1
 def save(directory: Path, state: dict[str, torch.Tensor]) -> tuple[int, float]:
     """Returns the file's bytes and the seconds."""
     started = time.perf_counter()
-    entry = writer.write_state(directory, "actor/model.pt", state)
+    entry = writer.write(directory, "actor/model.pt", partial(dump, state))
     spent = time.perf_counter() - started
     (directory / "actor/model.pt").unlink()
     return entry.bytes, spent

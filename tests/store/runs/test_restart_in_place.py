@@ -7,10 +7,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from trainsync import RunContext
+from trainsync.api import env
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.load.loading import load_shard
 from trainsync.checkpoint.load.resume import Resume
@@ -122,6 +124,27 @@ def test_what_a_rank_had_said_whole_is_committed_and_the_successor_goes_on_from_
             ctx.restart_in_place("the rank does not answer")
             assert weight(ctx.resume()) == -1.0, "the rank's own"
             process.kill()
+        save(ctx, 3)
+    assert commits.committed_steps(place.open(), CHECKPOINT) == [1, 2, 3]
+    assert findings("verify", place.url(), code=0) == []
+
+
+@pytest.mark.parametrize("refused", [0, 3])
+def test_what_a_killed_rank_had_in_memory_is_committed_and_the_successor_goes_on_from_it(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    """Also where the bucket is away when the rank dies."""
+    monkeypatch.setenv(env.CHECKPOINT_MEMORY, "64Mi")
+    monkeypatch.setenv(env.CHECKPOINT_MEMORY_DIR, str(tmp_path))
+    with RunContext.from_env(place.url()) as ctx:
+        ctx.resume()
+        save(ctx, 1)
+        with stopped_rank(ctx, 2, "memory.told") as process:
+            if refused:
+                place.proxy.break_next(Fault.REFUSED, "PUT", r"/objects/.*\.pt", left=refused)
+            process.kill()
+            ctx.restart_in_place("a rank was killed")
+            assert weight(ctx.resume()) == -1.0, "the rank's own"
         save(ctx, 3)
     assert commits.committed_steps(place.open(), CHECKPOINT) == [1, 2, 3]
     assert findings("verify", place.url(), code=0) == []

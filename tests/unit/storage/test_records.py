@@ -27,7 +27,7 @@ def test_a_receipt_is_camel_case_json_as_the_contract_says(tmp_path: Path) -> No
     assert set(data) == {
         "version", "kind", "step", "attempt", "incarnation", "component", "rank", "worldSize",
         "files", "seconds", "blockedSeconds", "queueSeconds", "slotSeconds", "stagedBytes",
-        "coordinates", "replaces", "kept", "based",
+        "coordinates", "replaces", "kept", "rescued", "based",
     }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from trainsync.checkpoint.reference_calls import (
     name_first,
     taking_a_directory,
 )
+from trainsync.checkpoint.rescue.rescuer import Rescuer
 from trainsync.checkpoint.save.commit_wait import CommitWait
 from trainsync.checkpoint.save.missing import MissingReport
 from trainsync.checkpoint.save.part import (
@@ -176,6 +177,9 @@ class CheckpointCoordinator:
             copy_timeout=copy_timeout,
             permits=permits,
             memory=self._kept,
+            rescuer=None
+            if memory is None
+            else Rescuer(directory, monitor.attempt, monitor.incarnation),
             save_timeout=save_timeout,
         )
         self._place = open_place(

@@ -275,7 +275,7 @@ class RunContext(RunDescription):
             What `resume` raises.
         """
         self._progress.restart(_LEAST_SECONDS)  # first: what was trained is told
-        client = renewed(self.monitor, self._claimed_here, reason)
+        client = renewed(self.monitor, self._claimed_here, reason, self._settings)
         self._settings = replace(self._settings, incarnation=client.incarnation)
         self._incarnation = client.incarnation
         if self._stops.listener is not None:

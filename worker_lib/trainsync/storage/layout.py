@@ -158,6 +158,11 @@ class SaveDirectory:
         return self.path / "receipts"
 
     @cached_property
+    def rescues(self) -> Path:
+        """One record of every participant whose process died before its receipt."""
+        return self.path / "rescues"
+
+    @cached_property
     def withdrawn(self) -> Path:
         """An empty file, made before a receipt is withdrawn: the monitor may know that one still,
         and looks at all of them again before it commits."""
@@ -185,6 +190,10 @@ class SaveDirectory:
     def failure(self, component: str, rank: int) -> Path:
         """Written by the participant when it could not save."""
         return self.receipts / f"{participant_name(component, rank)}{FAILURE_SUFFIX}"
+
+    def rescue(self, component: str, rank: int) -> Path:
+        """Written by what outlives the participant's process."""
+        return self.rescues / f"{participant_name(component, rank)}{RECEIPT_SUFFIX}"
 
 
 @dataclass(frozen=True)

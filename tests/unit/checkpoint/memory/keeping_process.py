@@ -53,10 +53,15 @@ def _save(directory: Path, steps: list[int], point: str | None) -> None:
         _kill_at(point)
     coordinator = CheckpointCoordinator(monitor, directory / "run", memory=place_in(directory))
     for step in steps:
-        coordinator.register(step, checkpoint_participants=[("model", 0)])
-        coordinator.save_async("model", {"w": torch.full((VALUES,), float(step))}, step)
-        coordinator.finish(step, timeout=50)
+        save(coordinator, step)
     monitor.close()
+
+
+def save(coordinator: CheckpointCoordinator, step: int) -> None:
+    """Save and commit a step, all of whose values are the step's number."""
+    coordinator.register(step, checkpoint_participants=[("model", 0)])
+    coordinator.save_async("model", {"w": torch.full((VALUES,), float(step))}, step)
+    coordinator.finish(step, timeout=50)
 
 
 def _kill_at(point: str) -> None:

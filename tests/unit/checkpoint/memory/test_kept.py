@@ -228,17 +228,3 @@ def test_a_neighbour_that_fails_takes_nothing_from_the_save(
     shards.ended(SaveKind.CHECKPOINT, 5, committed=True)
     assert keeping.sealed() == [5]
     assert "can't start new thread" in caplog.text
-
-
-def test_what_is_written_from_the_beginning_once_more_is_all_that_is_kept(keeping: Keeping) -> None:
-    data = b"a" * 1000
-    file = keeping.shards.begin(5, MODEL, len(data))
-    assert file is not None
-    file.write(memoryview(b"b" * 2000))
-    file.restart()
-    file.write(memoryview(data))
-    assert file.whole_bytes == len(data)
-    assert file.seal(digest_of(data))
-    file.restart()  # of one that is sealed: nothing
-    (kept,) = keeping.names()
-    assert keeping.place.path(kept).read_bytes() == data

@@ -4,8 +4,8 @@ import errno
 import io
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,8 +13,8 @@ from trainsync import RunContext, all_ranks
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import SaveAbortedError
 from trainsync.checkpoint.load.loading import load_shard
-from trainsync.checkpoint.save.files.writer import dump
-from trainsync.checkpoint.save.places import linking
+from trainsync.checkpoint.memory.lookup import Sources
+from trainsync.checkpoint.save.files.dumping import dump
 from trainsync.checkpoint.save.places.volume import VolumePlace
 from trainsync.storage import atomic
 from trainsync.storage.layout import RunDirectory
@@ -114,12 +114,12 @@ def test_without_the_option_everything_is_written(run: RunDirectory) -> None:
     assert inode(run, 1) != inode(run, 2)
 
 
-def write(run: RunDirectory, kind: SaveKind = CHECKPOINT, kept: Any = None) -> tuple[Path, bool]:
+def write(run: RunDirectory, kind: SaveKind = CHECKPOINT) -> tuple[Path, bool]:
     """A part of step 2 with the reference of step 1; its file in staging, and whether it is a
     link."""
     part = VolumePlace(run, 0, "aaaaaaaa", incremental=True).part(kind, 2, PART)
     state = {"w": torch.arange(float(ELEMENTS))}
-    (entry,) = part.write_state(REFERENCE, state, 4 * ELEMENTS, kept)
+    (entry,) = part.write_state(REFERENCE, partial(dump, state), 4 * ELEMENTS)
     save = run.save(0, "aaaaaaaa", kind, 2)
     path = save.files_of(part.writer) / entry.path
     assert path.stat().st_size == entry.bytes
@@ -145,10 +145,12 @@ def saved(run: RunDirectory) -> RunDirectory:
 def test_a_part_that_is_written_again_is_linked_again(saved: RunDirectory) -> None:
     part = VolumePlace(saved, 0, "aaaaaaaa", incremental=True).part(CHECKPOINT, 2, PART)
     for _ in range(2):
-        part.write_state(REFERENCE, {"w": torch.arange(float(ELEMENTS))}, 4 * ELEMENTS, None)
+        part.write_state(
+            REFERENCE, partial(dump, {"w": torch.arange(float(ELEMENTS))}), 4 * ELEMENTS
+        )
         assert part.kept == {REFERENCE: f"global_step_1/{REFERENCE}"}
     assert (saved.step(1) / REFERENCE).stat().st_nlink == 2
-    part.write_state(REFERENCE, {"w": torch.zeros(ELEMENTS)}, 4 * ELEMENTS, None)
+    part.write_state(REFERENCE, partial(dump, {"w": torch.zeros(ELEMENTS)}), 4 * ELEMENTS)
     assert part.kept == {}
     assert (saved.step(1) / REFERENCE).stat().st_nlink == 1
     check_whole(saved)
@@ -251,26 +253,19 @@ def test_after_an_aborted_save_a_file_is_written(run: RunDirectory) -> None:
     assert inode(run, 1) != inode(run, 3) == inode(run, 4)
 
 
-class Kept:
-    """What is kept in memory of a part."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def restart(self) -> None:
-        self.data.clear()
-
-    def write(self, block: memoryview) -> None:
-        self.data += block
-
-
-@pytest.mark.parametrize("code", [None, errno.EPERM])
-def test_the_very_bytes_are_kept_in_memory(
-    saved: RunDirectory, code: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if code is not None:
-        monkeypatch.setattr(linking.Links, "_stands", lambda *_: False)
-    kept = Kept()
-    path, is_link = write(saved, kept=kept)
-    assert is_link == (code is None)
-    assert kept.data == path.read_bytes()
+def test_what_is_linked_is_kept_in_memory_too(run: RunDirectory, tmp_path: Path) -> None:
+    (tmp_path / "shm").mkdir()
+    memory = {
+        "TRAINSYNC_CHECKPOINT_MEMORY": "64Mi",
+        "TRAINSYNC_CHECKPOINT_MEMORY_DIR": str(tmp_path / "shm"),
+    }
+    with context(run, **memory) as ctx:
+        training = Training(ctx)
+        training.save(1)
+        training.save(2)
+        assert inode(run, 1) == inode(run, 2)
+        resume = ctx.resume()
+        assert resume is not None
+        with Sources(resume) as sources:
+            assert sources.in_memory(REFERENCE)
+            assert sources.in_memory(MODEL)

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from obstore.store import MemoryStore
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import SaveFailedError
+from trainsync.checkpoint.save.files.dumping import dump
 from trainsync.checkpoint.save.places import uploading
 from trainsync.checkpoint.save.places.store import StorePart, StorePlace
 from trainsync.storage.block_digests import BLOCK, beside, decode
@@ -34,7 +36,7 @@ def part() -> StorePart:
 
 def test_a_file_of_several_blocks_has_their_digests_beside_it(part: StorePart) -> None:
     state = {"w": torch.rand(BLOCK)}
-    file, digests = part.write_state("actor/model.pt", state, state["w"].nbytes, None)
+    file, digests = part.write_state("actor/model.pt", partial(dump, state), state["w"].nbytes)
     assert (file.path, digests.path) == ("actor/model.pt", beside("actor/model.pt"))
     small = os.urandom(BLOCK)
     assert [entry.path for entry in part.write_small({"actor/small": small})] == ["actor/small"]
@@ -116,7 +118,7 @@ def test_every_step_of_a_part_waits_for_a_store_that_is_away() -> None:
     store.fault = refuse_first(10, REFUSED)
     assert part.records.outcome() is None
     store.fault = refuse_first(10, REFUSED)
-    files = part.write_state("actor/model.pt", state, state["w"].nbytes, None)
+    files = part.write_state("actor/model.pt", partial(dump, state), state["w"].nbytes)
     store.fault = refuse_first(10, REFUSED)
     files += part.write_small({"actor/note.json": b"{}"})
     store.fault = refuse_first(10, REFUSED)
@@ -140,7 +142,7 @@ def test_an_object_of_several_parts_is_put_anew_with_all_of_its_bytes() -> None:
                 raise REFUSED
 
     store.fault = fault
-    (file, _) = part.write_state("actor/model.pt", state, state["w"].nbytes, None)
+    (file, _) = part.write_state("actor/model.pt", partial(dump, state), state["w"].nbytes)
     objects = {info.key: info.bytes for info in part._bucket.below("objects")}
     whole = [key for key in objects if key.endswith("model.pt")]
     assert len(set(puts)) == 3, "each time under another key"
@@ -153,7 +155,7 @@ def test_what_waiting_cannot_mend_is_raised_at_once() -> None:
     part = patient(store, first_wait_seconds=100.0)
     store.fault = refuse_first(1, DENIED)
     with pytest.raises(StoreRefusedError, match="access is denied"):
-        part.write_state("actor/model.pt", {"w": torch.ones(1)}, 4, None)
+        part.write_state("actor/model.pt", partial(dump, {"w": torch.ones(1)}), 4)
 
 
 def test_the_wait_is_bounded() -> None:
@@ -161,7 +163,7 @@ def test_the_wait_is_bounded() -> None:
     part = patient(store, until=time.monotonic() + 0.3)
     store.fault = refuse_first(10_000, REFUSED)
     with pytest.raises(StoreUnavailableError, match="the connection was refused"):
-        part.write_state("actor/model.pt", {"w": torch.ones(1)}, 4, None)
+        part.write_state("actor/model.pt", partial(dump, {"w": torch.ones(1)}), 4)
 
 
 def test_a_part_whose_save_ended_meanwhile_is_given_up() -> None:
@@ -179,7 +181,7 @@ def test_a_part_whose_save_ended_meanwhile_is_given_up() -> None:
     store.fault = end
     part._bucket.limits = Limits(part_bytes=5 << 20)
     with pytest.raises(FileNotFoundError, match="the save has ended"):
-        part.write_state("actor/model.pt", {"w": torch.ones(4 << 20)}, 16 << 20, None)
+        part.write_state("actor/model.pt", partial(dump, {"w": torch.ones(4 << 20)}), 16 << 20)
     assert part._bucket.below("objects") == []
 
 
@@ -201,7 +203,7 @@ def test_an_upload_ends_with_its_save_though_the_store_is_there(
 
     store.fault = end
     with pytest.raises(FileNotFoundError, match="the save has ended while"):
-        part.write_state("actor/model.pt", {"w": torch.ones(25 << 20)}, 100 << 20, None)
+        part.write_state("actor/model.pt", partial(dump, {"w": torch.ones(25 << 20)}), 100 << 20)
     assert part._bucket.below("objects") == []
 
 
@@ -219,7 +221,7 @@ def test_a_store_that_does_not_say_how_a_save_ended_ends_no_upload(
             raise DENIED
 
     store.fault = refuse
-    part.write_state("actor/model.pt", {"w": torch.ones(4 << 20)}, 16 << 20, None)
+    part.write_state("actor/model.pt", partial(dump, {"w": torch.ones(4 << 20)}), 16 << 20)
     assert asked
 
 
@@ -245,10 +247,10 @@ def test_a_part_of_an_incarnation_that_is_over_is_given_up(
     store.fault = fault
     state = {"w": torch.ones(4 << 20)}
     if goes_on:
-        assert part.write_state("actor/model.pt", state, 16 << 20, None)
+        assert part.write_state("actor/model.pt", partial(dump, state), 16 << 20)
         return
     with pytest.raises(SaveFailedError, match=f"not in force, the run is at attempt {attempt}"):
-        part.write_state("actor/model.pt", state, 16 << 20, None)
+        part.write_state("actor/model.pt", partial(dump, state), 16 << 20)
     assert part._bucket.below("objects") == []
 
 

@@ -1,9 +1,11 @@
 """A run whose saves share objects: a store, monitors, and writers, all at one's call."""
 
 from datetime import UTC, datetime
+from functools import partial
 
 import torch
 from trainsync.api.protocol import ParticipantRef, SaveKind, SaveRequest
+from trainsync.checkpoint.save.files.dumping import dump
 from trainsync.checkpoint.save.places.store import StorePlace
 from trainsync.monitor.commit.core import CoreSettings
 from trainsync.monitor.ledger.saves import SaveOwner
@@ -95,7 +97,9 @@ class Run:
         step, part, value = self.todo.pop(number % len(self.todo))
         owner = owner_of(self.attempt)
         files = self.place.part(CHECKPOINT, step, part)
-        entries = files.write_state(path_of(part), state(value, self.frozen), SIZE * 4, None)
+        entries = files.write_state(
+            path_of(part), partial(dump, state(value, self.frozen)), SIZE * 4
+        )
         receipt = Receipt(
             kind=CHECKPOINT,
             step=step,

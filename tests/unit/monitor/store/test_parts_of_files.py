@@ -1,10 +1,12 @@
 """Saves that keep a part of a file, where what is written or found is odd."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, BinaryIO
 
 import pytest
 import torch
+from trainsync.checkpoint.save.files.dumping import dump
 from trainsync.checkpoint.save.places import store as places
 from trainsync.checkpoint.save.places import unchanged
 from trainsync.checkpoint.save.places.store import StorePlace
@@ -17,6 +19,7 @@ from trainsync.storage.objects.manifests import Stored
 from trainsync.storage.saves.based import Base, Blocks
 from trainsync.storage.saves.receipts import FileEntry, Receipt
 
+from tests.unit.monitor.store import incremental_runs
 from tests.unit.monitor.store.incremental_runs import (
     CHECKPOINT,
     PARTS,
@@ -45,14 +48,14 @@ def stored(run: Run) -> Stored:
 def test_what_pickles_itself_in_another_way_each_time_is_written_in_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    dump, times = places.dump, 0
+    times = 0
 
     def dump_another(state: Any, file: BinaryIO) -> None:
         nonlocal times
         times += 1
         dump(state | {"times": torch.full((8,), times)}, file)
 
-    monkeypatch.setattr(places, "dump", dump_another)
+    monkeypatch.setattr(incremental_runs, "dump", dump_another)
     run = Run(keep=3, frozen=2)
     for _ in range(3):
         saved(run, EVERYONE)
@@ -110,7 +113,7 @@ def test_a_process_that_starts_again_saves_the_step_with_other_parts() -> None:
     run.register(EVERYONE)
     (step, part, value), owner = run.todo[0], owner_of(run.attempt)
     dying = run.place.part(CHECKPOINT, step, part)
-    dying.write_state(path_of(part), state(value, run.frozen), SIZE * 4, None)
+    dying.write_state(path_of(part), partial(dump, state(value, run.frozen)), SIZE * 4)
     assert dying.based != {}
     run.place = StorePlace(run.bucket, owner.attempt, owner.incarnation, incremental=True)
     while run.todo:

@@ -1,4 +1,4 @@
-"""One process's files in memory: written beside those of the save, and dropped in time.
+"""One process's files in memory: written before those of the save, and dropped in time.
 
 Nothing here fails a save, or makes the trainer wait: it runs in the thread that writes the file to
 the volume or the store, and what goes wrong ends the keeping of that file, with a line in the log.
@@ -321,12 +321,6 @@ class KeptFile:
         self._fd: int | None = fd
         self._size = 0
 
-    def restart(self) -> None:
-        """Take all bytes from the first on once more; never raises."""
-        if self._fd is not None:
-            os.lseek(self._fd, 0, os.SEEK_SET)
-            self._size = 0
-
     def write(self, block: memoryview) -> None:
         """Take the next bytes; never raises."""
         if self._fd is None:
@@ -343,14 +337,14 @@ class KeptFile:
             self.discard()
             self._shards.skip(self._stem, error)
 
-    def seal(self, digest: str) -> bool:
-        """The file is whole: from now on it may be loaded; never raises. False: it is not there.
+    def seal(self, digest: str) -> SealedFile | None:
+        """The file is whole: from now on it may be loaded; never raises. None: it is not there.
 
         Args:
             digest: of its bytes, as in a manifest.
         """
         if self._fd is None:
-            return False
+            return None
         try:
             failpoint("memory.sealing")
             os.ftruncate(self._fd, self._size)
@@ -360,11 +354,12 @@ class KeptFile:
         except OSError as error:  # such as: a later attempt has dropped it
             self.discard()
             self._shards.skip(self._stem, error)
-            return False
+            return None
         os.close(self._fd)
         self._fd = None
-        self._shards.sealed(SealedFile(path, *self._part, self._size, digest))
-        return True
+        sealed = SealedFile(path, *self._part, self._size, digest)
+        self._shards.sealed(sealed)
+        return sealed
 
     @property
     def whole_bytes(self) -> int | None:

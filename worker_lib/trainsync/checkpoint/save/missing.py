@@ -84,7 +84,7 @@ class MissingReport:
             sentence += (
                 f", but the {other.value} of the step is: is_state_dict={wanted} waits for it"
             )
-        newest = self._place.newest_registered(self._kind)
+        newest = next(self._place.registered(self._kind), None)
         known = (
             "none is" if newest is None else f"the newest that is registered is of step {newest}"
         )

@@ -11,6 +11,7 @@ import torch
 from trainsync.api.protocol import SaveKind
 from trainsync.api.spec import SAVE_DEADLINE_SECONDS
 from trainsync.checkpoint.memory.kept import KeptShards
+from trainsync.checkpoint.rescue.rescuer import Rescuer
 from trainsync.checkpoint.save.permits import WritePermits
 from trainsync.checkpoint.save.registration import check_step
 
@@ -87,4 +88,5 @@ class SavingOptions:
     copy_timeout: float = 300.0
     permits: WritePermits | None = None
     memory: KeptShards | None = None
+    rescuer: Rescuer | None = None
     save_timeout: float = SAVE_DEADLINE_SECONDS

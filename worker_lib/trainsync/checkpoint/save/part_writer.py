@@ -4,8 +4,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from trainsync.api import protocol
 from trainsync.api.protocol import FailureReport, ReceiptHint, SaveKind
@@ -17,7 +18,11 @@ from trainsync.checkpoint.errors import (
     aborted_error,
 )
 from trainsync.checkpoint.memory.kept import KeptFile, KeptShards
+from trainsync.checkpoint.memory.writing import FileInMemory, put_into_memory
+from trainsync.checkpoint.rescue.messages import KeptPart, PartKey
+from trainsync.checkpoint.rescue.rescuer import Rescuer
 from trainsync.checkpoint.save import ending
+from trainsync.checkpoint.save.files.dumping import dump
 from trainsync.checkpoint.save.part import Part
 from trainsync.checkpoint.save.permits import WritePermits
 from trainsync.checkpoint.save.places.base import Place, SaveRecords
@@ -80,6 +85,7 @@ class PartWriter:
         known_failures: gets kind and step of a save that failed, before any report of it.
         in_caller: a function runs in the caller's thread, so that it may use collectives.
         memory: keeps a state that a checkpoint has, too; None: the volume alone has it.
+        rescuer: has the part finished from memory if this process dies; None: nothing does.
         patience_seconds: for so long from now on a store that is away is waited for; 0: a few
             tries.
         on_wait: see `Patience`.
@@ -93,13 +99,17 @@ class PartWriter:
     known_failures: set[tuple[SaveKind, int]] = field(default_factory=set)
     in_caller: bool = False
     memory: KeptShards | None = None
+    rescuer: Rescuer | None = None
     patience_seconds: float = 0.0
     on_wait: Callable[[float], None] = lambda _: None
 
     def __post_init__(self) -> None:
         self.kind, self.step = self.part.kind, self.part.step
         self.participant = Participant(self.part.name, self.rank)
+        self._key = PartKey(self.kind, self.step, self.participant)
         self._kept: KeptFile | None = None
+        self._in_memory: FileInMemory | None = None
+        self._is_told = False
         source = self.part.source
         self._function = None if isinstance(source, Mapping) else source
         self.save = self.place.save(self.kind, self.step)
@@ -149,6 +159,7 @@ class PartWriter:
                 self._run_function()
             # Before anything else is asked: the save may be committed, with another's part.
             self._files.claim()
+            kept_seconds = self._keep(state, cost)
             permit: AbstractContextManager[None] = nullcontext()
             if permits is not None and not self.is_collective:
                 if self._committed_before():  # a permit would be waited for in vain
@@ -162,18 +173,16 @@ class PartWriter:
                 try:
                     # Of a process before this one, which speaks of other bytes.
                     self._files.withdraw()
-                    self._keep(cost)
                     entries = self._write_files(state)
                 except FileNotFoundError:
                     # The monitor removes the staging of a save that is committed already.
                     if not self._committed_before():
                         raise
                     return Written()
-                seconds = time.monotonic() - started
-            queue_seconds = max(0.0, started - cost.staged)
-            if self._kept is not None:  # before any commit of the file, so that none misses it
-                self._kept.seal(entries[0].digest)
-            self._write_receipt(entries, cost, seconds, queue_seconds)
+                seconds = kept_seconds + time.monotonic() - started
+            queue_seconds = max(0.0, started - cost.staged - kept_seconds)
+            receipt = self._receipt(entries, cost, seconds, queue_seconds)
+            self._write_receipt(receipt)
         except (SaveAbortedError, SaveFailedError):
             raise
         except BaseException as error:
@@ -205,30 +214,66 @@ class PartWriter:
             self._clear()
         self.fail(error)
 
-    def _keep(self, cost: SaveCost) -> None:
-        if self.memory is None or self._function is not None or not self.part.is_resumed_from:
-            return
+    def _keep(self, state: StagedState | None, cost: SaveCost) -> float:
+        """Put the state into memory before it goes anywhere else; the seconds that took.
+
+        Raises as `_committed_before`.
+        """
+        if self.memory is None or state is None or not self.part.is_resumed_from:
+            return 0.0
+        if self._committed_before():  # `write` sees that next
+            return 0.0
+        started = time.monotonic()
+        if self.rescuer is not None:
+            self.rescuer.began(self._key)
+            self._is_told = True
         self._kept = self.memory.begin(self.step, self.participant, cost.staged_bytes)
+        if self._kept is None:
+            return 0.0
+        sealed = put_into_memory(self._kept, partial(dump, state.state))
+        seconds = time.monotonic() - started
+        if sealed is None:
+            return seconds
+        if self.rescuer is not None:
+            entry = FileEntry(self._path, sealed.bytes, sealed.digest)
+            receipt = self._receipt([entry], cost, seconds, max(0.0, started - cost.staged))
+            kept = KeptPart(file=sealed.path, receipt=receipt, attachments=self._small)
+            self.rescuer.kept(self._key, kept)
+        failpoint("memory.told")
+        with suppress(OSError):  # it was dropped meanwhile: the staged state is written
+            self._in_memory = FileInMemory(sealed.path)
+        return seconds
+
+    @property
+    def _path(self) -> str:
+        """Path of a state's file in the step."""
+        return self.part.path(shard_file_name(self.part.shard_name, self.rank, self.world_size))
+
+    @property
+    def _small(self) -> dict[str, bytes]:
+        """The files that go with it, by path in the step."""
+        return {self.part.path(path): data for path, data in self.part.attachments.items()}
 
     def _write_files(self, state: StagedState | None) -> Sequence[FileEntry]:
         """Put every file of the part in place; the bytes are durable."""
         part = self.part
         if self._function is None:
-            path = part.path(shard_file_name(part.shard_name, self.rank, self.world_size))
             assert state is not None, "only a function has no staged copy"
-            entries = self._files.write_state(path, state.state, state.bytes, self._kept)
+            memory = self._in_memory
+            produce = partial(dump, state.state) if memory is None else memory.produce
+            entries = self._files.write_state(self._path, produce, state.bytes)
         else:
             if not self.is_collective:
                 self._run_function()
             entries = self._files.adopt(part.path)
-        small = {part.path(path): data for path, data in part.attachments.items()}
-        return entries + self._files.write_small(small)
+        return entries + self._files.write_small(self._small)
 
-    def _write_receipt(
+    def _receipt(
         self, entries: Sequence[FileEntry], cost: SaveCost, seconds: float, queue_seconds: float
-    ) -> None:
-        blocked, based = cost.blocked_seconds, self._files.based
-        receipt = Receipt(
+    ) -> Receipt:
+        """The receipt, but for what is known of where the files are."""
+        blocked = cost.blocked_seconds
+        return Receipt(
             kind=self.kind,
             step=self.step,
             attempt=self.monitor.attempt,
@@ -243,6 +288,12 @@ class PartWriter:
             queue_seconds=queue_seconds,
             staged_bytes=cost.staged_bytes,
             coordinates=dict(self.part.coordinates),
+        )
+
+    def _write_receipt(self, receipt: Receipt) -> None:
+        based = self._files.based
+        receipt = replace(
+            receipt,
             writer=self._files.writer,
             replaces=self._files.claim(),
             kept=self._files.kept,
@@ -264,9 +315,14 @@ class PartWriter:
 
     def _clear(self) -> None:
         """Remove what is not of use any more, as far as it can be removed."""
+        if self._in_memory is not None:
+            self._in_memory.close()
+            self._in_memory = None
         if self._kept is not None:
             self._kept.discard()
             self._kept = None
+        if self._is_told and self.rescuer is not None:
+            self.rescuer.ended(self._key)
         if self._function is not None:
             self._files.clear()
 

@@ -223,6 +223,7 @@ class SavePipeline:
             known_failures=self._watch.known,
             in_caller=in_caller,
             memory=self._options.memory,
+            rescuer=self._options.rescuer,
             # After that the monitor aborts the save. A caller that waits hears of it soon.
             patience_seconds=0.0 if in_caller else self._options.save_timeout,
             on_wait=lambda seconds: self._counters.add(store_wait_seconds=seconds),
@@ -414,6 +415,8 @@ class SavePipeline:
     def close(self, timeout: float) -> None:
         """End the threads that have nothing left to do; after `finish`."""
         self.background.end(time.monotonic() + timeout)
+        if self._options.rescuer is not None:
+            self._options.rescuer.close()
 
     def end(self, deadline: float) -> None:
         """The process exits: write until ``deadline``, report what is not written, and stop."""

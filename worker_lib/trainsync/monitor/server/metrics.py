@@ -49,6 +49,7 @@ class MonitorMetrics(NullObserver):
         self._staged_bytes = _counter(declared.STAGED_BYTES, registry)
         self._written_bytes = _counter(declared.WRITTEN_BYTES, registry)
         self._kept_bytes = _counter(declared.KEPT_BYTES, registry)
+        self._rescued_parts = _counter(declared.RESCUED_PARTS, registry)
         self._permit_seconds = _histogram(declared.PERMIT_SECONDS, registry)
         self._permits_lost = _counter(declared.PERMITS_LOST, registry)
         self._io_errors = _counter(declared.IO_ERRORS, registry)
@@ -64,6 +65,7 @@ class MonitorMetrics(NullObserver):
                 self._staged_bytes,
                 self._written_bytes,
                 self._kept_bytes,
+                self._rescued_parts,
             ):
                 metric.labels(kind.value)
             self._save_blocked_seconds.labels(kind.value)
@@ -135,6 +137,7 @@ class MonitorMetrics(NullObserver):
         self._staged_bytes.labels(kind).inc(receipt.staged_bytes)
         self._written_bytes.labels(kind).inc(receipt.written_bytes)
         self._kept_bytes.labels(kind).inc(receipt.kept_bytes)
+        self._rescued_parts.labels(kind).inc(receipt.rescued)
 
     def permit_granted(self, seconds: float) -> None:
         """See `Observer`."""

@@ -150,6 +150,11 @@ KEPT_BYTES: Final = counter(
     _KIND,
     unit="bytes",
 )
+RESCUED_PARTS: Final = counter(
+    "trainsync_checkpoint_rescued_parts_total",
+    "Parts that were written from memory after their process had died.",
+    _KIND,
+)
 LOADED_BYTES: Final = counter(
     "trainsync_checkpoint_loaded_bytes_total",
     "Bytes that load_sharded read to resume.",

@@ -9,6 +9,7 @@ from trainsync.api.status import LONGEST_RESTART_REASON
 from trainsync.monitor.client.base import MonitorClient, RenewalClient
 from trainsync.runtime.attempt import spmd
 from trainsync.runtime.errors import JoinError
+from trainsync.runtime.settings import RunSettings
 from trainsync.storage.saves.incarnations import successor
 
 if TYPE_CHECKING:
@@ -35,8 +36,15 @@ class Restartable(Protocol):
         ...
 
 
-def renewed(monitor: MonitorClient, claimed_here: bool, reason: str) -> MonitorClient:
+def renewed(
+    monitor: MonitorClient, claimed_here: bool, reason: str, settings: RunSettings
+) -> MonitorClient:
     """The client of the successor of this client's incarnation, which is in force from now on.
+
+    Where the run keeps shards in memory, what is finished from there is awaited first.
+
+    Args:
+        settings: of the incarnation before.
 
     Raises:
         JoinError: this process, or its run, cannot be restarted in place.
@@ -55,6 +63,13 @@ def renewed(monitor: MonitorClient, claimed_here: bool, reason: str) -> MonitorC
         name = successor(monitor.incarnation)
     except ValueError as error:
         raise JoinError(str(error)) from error
+    if settings.memory_place is not None:
+        # Here: a driver need not have what it is made of.
+        from trainsync.checkpoint.rescue.waiting import await_rescue
+        from trainsync.checkpoint.save.places.opening import open_place
+
+        where = settings.directory if settings.store is None else settings.store
+        await_rescue(open_place(where, monitor.attempt, monitor.incarnation))
     return monitor.renew(name, reason[:LONGEST_RESTART_REASON])
 
 

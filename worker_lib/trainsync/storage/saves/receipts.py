@@ -62,6 +62,7 @@ class Receipt:
     in the trainer's parallel dimensions (tp, pp, …), if the trainer says so; for people.
     ``kept``: of each file that has not changed since an older step and was not written again, by
     path, the key of that step's object; on a volume its file, below the run's directory.
+    ``rescued``: they were written from memory after the participant's process had died.
     ``based``: of each file in a store of which the object has a part, by path, where the rest is;
     with it ``version`` is 2, so that releases refuse it that would take the object for the file.
     """
@@ -85,6 +86,7 @@ class Receipt:
     writer: Incarnation | None = None
     replaces: tuple[Incarnation, ...] = ()
     kept: dict[str, str] = field(default_factory=dict)
+    rescued: bool = False
     based: dict[str, Base] = field(default_factory=dict)
     version: Literal[1, 2] = 1
 
@@ -122,6 +124,26 @@ class ParticipantFailure:
     @property
     def participant(self) -> Participant:
         """The participant that failed."""
+        return Participant(self.component, self.rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rescue:
+    """A participant's process has died before its receipt; see `trainsync.checkpoint.rescue`.
+
+    ``kept``: its files are whole in memory, and are being written from there.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = records.RECORD_CONFIG
+
+    component: Component
+    rank: Count
+    kept: bool
+    version: Literal[1] = 1
+
+    @property
+    def participant(self) -> Participant:
+        """The participant."""
         return Participant(self.component, self.rank)
 
 
@@ -166,6 +188,7 @@ def kept_bytes(entry: FileEntry, kept: Mapping[str, str], based: Mapping[str, Ba
 _RECORD = re.compile(r"^([a-z0-9_]{1,64})\.(0|[1-9][0-9]{0,8})(?:\.failed)?\.json$")
 _RECEIPT = TypeAdapter(Receipt)
 _FAILURE = TypeAdapter(ParticipantFailure)
+_RESCUE = TypeAdapter(Rescue)
 _REGISTRATION = TypeAdapter(SaveRegistration)
 _OUTCOME = TypeAdapter(SaveOutcome)
 
@@ -219,6 +242,22 @@ def writers(save: SaveDirectory) -> list[Participant]:
             if (match := _RECORD.match(path.name)) is not None:
                 found.add(Participant(match[1], int(match[2])))
     return sorted(found)
+
+
+def write_rescue(save: SaveDirectory, rescue: Rescue) -> None:
+    """Write ``rescue``, atomically."""
+    path = save.rescue(rescue.component, rescue.rank)
+    atomic.make_directory(path.parent, durably=False)
+    atomic.write_bytes(path, records.encode(_RESCUE, rescue), durably=False)
+
+
+def rescues(save: SaveDirectory) -> list[Rescue]:
+    """What is said of participants whose processes died. Raises `OSError`, `DamagedFileError`."""
+    try:
+        paths = [path for path in save.rescues.iterdir() if _RECORD.match(path.name)]
+        return [records.read(_RESCUE, path) for path in paths]
+    except FileNotFoundError:  # the save has ended
+        return []
 
 
 def write_registration(save: SaveDirectory, registration: SaveRegistration) -> None:

@@ -1,7 +1,7 @@
 """The disk as a plain snapshot: what is in staging of an incarnation, and whose it is."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -144,16 +144,13 @@ def owners(run: RunDirectory) -> list[tuple[int, str]]:
     return sorted(owner for name in _names(run.staging) if (owner := parse_owner(name)))
 
 
-def newest_registered(
-    run: RunDirectory, attempt: int, incarnation: str, kind: SaveKind
-) -> int | None:
-    """The greatest step of which a save of ``kind`` is registered. Raises `OSError`."""
+def registered(run: RunDirectory, attempt: int, incarnation: str, kind: SaveKind) -> Iterator[int]:
+    """Steps of which a save of ``kind`` is registered, the greatest first. Raises `OSError`."""
     names = _names(run.owner(attempt, incarnation) / kind.value)
     steps = sorted((step for name in names if (step := parse_step(name)) is not None), reverse=True)
     for step in steps:
         if is_there(run.save(attempt, incarnation, kind, step).registration):
-            return step
-    return None
+            yield step
 
 
 def _names(directory: Path) -> list[str]:

@@ -5,6 +5,7 @@ import resource
 import signal
 import stat
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch.serialization import get_crc32_options
 from trainsync.checkpoint.errors import CheckpointError
 from trainsync.checkpoint.save.files import writer
+from trainsync.checkpoint.save.files.dumping import dump
 from trainsync.storage.digest import file_digest
 from trainsync.storage.errors import UnsafePathError
 from trainsync.storage.layout import SaveDirectory
@@ -30,7 +32,7 @@ def everything(directory: Path) -> set[str]:
 
 def test_a_state_is_read_back_with_weights_only_and_its_entry_is_true(tmp_path: Path) -> None:
     state = {"w": torch.randn(1000, 100), "nested": [{"step": torch.tensor(3)}, "text"]}
-    entry = writer.write_state(tmp_path / "files", "actor/model.pt", state)
+    entry = writer.write(tmp_path / "files", "actor/model.pt", partial(dump, state))
     path = tmp_path / "files/actor/model.pt"
     assert (entry.path, entry.bytes) == ("actor/model.pt", path.stat().st_size)
     assert entry.digest == file_digest(path)
@@ -40,7 +42,7 @@ def test_a_state_is_read_back_with_weights_only_and_its_entry_is_true(tmp_path: 
 
 
 def test_a_write_leaves_torchs_own_way_of_saving_as_it_was(tmp_path: Path) -> None:
-    writer.write_state(tmp_path / "files", "model.pt", {"w": torch.zeros(3)})
+    writer.write(tmp_path / "files", "model.pt", partial(dump, {"w": torch.zeros(3)}))
     assert get_crc32_options()
     torch.save({"w": torch.zeros(3)}, tmp_path / "own.pt")
     assert zipfile.ZipFile(tmp_path / "own.pt").testzip() is None
@@ -70,7 +72,7 @@ class Explodes:
 
 def test_nothing_is_left_of_a_file_that_could_not_be_written(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="while pickling"):
-        writer.write_state(tmp_path, "model.pt", {"w": torch.zeros(10), "x": Explodes()})
+        writer.write(tmp_path, "model.pt", partial(dump, {"w": torch.zeros(10), "x": Explodes()}))
     assert everything(tmp_path) == set()
 
 
@@ -80,7 +82,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))  # a limit on one file: EFBIG
     try:
         with pytest.raises(OSError, match="File too large"):
-            writer.write_state(tmp_path, "model.pt", {"w": torch.zeros(1 << 20)})
+            writer.write(tmp_path, "model.pt", partial(dump, {"w": torch.zeros(1 << 20)}))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, ignored)

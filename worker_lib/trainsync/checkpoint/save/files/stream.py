@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO
 
 from trainsync.checkpoint.errors import SaveAbandonedError
-from trainsync.checkpoint.memory.kept import KeptFile
 from trainsync.checkpoint.save import ending
 from trainsync.storage import digest
 
@@ -86,14 +85,10 @@ class DigestingFile(io.RawIOBase):
 
     Args:
         every: see `Writeback`.
-        kept: gets the same bytes, block by block, while the cache has them.
     """
 
-    def __init__(
-        self, fd: int, *, every: int = WRITEBACK_BYTES, kept: KeptFile | None = None
-    ) -> None:
+    def __init__(self, fd: int, *, every: int = WRITEBACK_BYTES) -> None:
         self._fd = fd
-        self._kept = kept
         self._hasher = digest.new_hasher()
         self.size = 0
         """Bytes written so far."""
@@ -114,8 +109,6 @@ class DigestingFile(io.RawIOBase):
                     raise SaveAbandonedError("the process exited before the part was written")
                 block = view[start : start + _BLOCK]
                 self._hasher.update(block)
-                if self._kept is not None:
-                    self._kept.write(block)
                 while block:  # the system may take a part, as when the disk is nearly full
                     taken = os.write(self._fd, block)
                     self.size += taken

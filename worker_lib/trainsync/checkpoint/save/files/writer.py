@@ -9,75 +9,34 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import torch
-from torch.utils import _config_module
-from torch.utils.serialization import config as torch_config
+from typing import BinaryIO
 
 from trainsync.checkpoint.errors import CheckpointError
-from trainsync.checkpoint.memory.kept import KeptFile
 from trainsync.checkpoint.save.files.stream import DigestingFile, buffered
 from trainsync.failpoints import failpoint
 from trainsync.storage import atomic, digest, layout
 from trainsync.storage.saves.receipts import FileEntry, Participant
 
 
-def write_state(
-    files: Path,
-    path: str,
-    state: Any,
-    kept: KeptFile | None = None,
-) -> FileEntry:
-    """Write ``state`` to ``files``/``path``, so that ``torch.load(weights_only=True)`` reads it.
+def write_bytes(files: Path, path: str, data: bytes) -> FileEntry:
+    """Write a small file beside the shards; see `write`."""
+    return write(files, path, lambda file: file.write(data))
+
+
+def write(files: Path, path: str, produce: Callable[[BinaryIO], object]) -> FileEntry:
+    """Write a file that is durable then.
 
     Args:
         files: the save's ``files/`` directory.
         path: relative to it.
-        state: tensors must not change while this runs (see `trainsync.checkpoint.save.staging`).
-        kept: gets the same bytes.
+        produce: writes the file's bytes from front to back.
 
     Raises:
         OSError: the disk failed; nothing is left under ``path``.
         UnsafePathError: ``path`` leaves ``files``.
     """
-    return _write(files, path, partial(dump, state), kept)
-
-
-def dump(state: Any, file: BinaryIO) -> None:
-    """Write ``state`` into ``file``: the same bytes for the same state."""
-    with without_crc():
-        torch.save(state, file)
-
-
-def without_crc() -> AbstractContextManager[None]:
-    """The manifest's digest guards every byte; torch's own checksum of the same bytes would take a
-    quarter of the time."""
-    # Before torch's settings were each thread's own, one would switch it off for the whole process.
-    if not hasattr(_config_module, "ContextVar"):
-        return nullcontext()
-    # `patch` is put into the module as it is imported, which mypy cannot see.
-    patch: AbstractContextManager[None] = torch_config.patch(  # type: ignore[attr-defined]
-        {"save.compute_crc32": False}
-    )
-    return patch
-
-
-def write_bytes(files: Path, path: str, data: bytes) -> FileEntry:
-    """Write a small file beside the shards; see `write_state`."""
-    return _write(files, path, lambda file: file.write(data))
-
-
-def _write(
-    files: Path,
-    path: str,
-    produce: Callable[[BinaryIO], object],
-    kept: KeptFile | None = None,
-) -> FileEntry:
     target = target_of(files, path)
     temporary = atomic.temporary_name(target)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -86,7 +45,7 @@ def _write(
         try:
             os.fchmod(fd, atomic.FILE_MODE)
             failpoint("save.opened")
-            file = DigestingFile(fd, kept=kept)
+            file = DigestingFile(fd)
             try:
                 with buffered(file) as gathering:
                     produce(gathering)

@@ -1,11 +1,10 @@
 """What a process needs of the place that its saves go to. Calls raise `OSError`, `StorageError`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import BinaryIO, Protocol
 
 from trainsync.api.protocol import SaveKind
-from trainsync.checkpoint.memory.kept import KeptFile
 from trainsync.storage.patience import Patience
 from trainsync.storage.saves.based import Base
 from trainsync.storage.saves.receipts import (
@@ -13,9 +12,13 @@ from trainsync.storage.saves.receipts import (
     Participant,
     ParticipantFailure,
     Receipt,
+    Rescue,
     SaveOutcome,
     SaveRegistration,
 )
+
+Produce = Callable[[BinaryIO], object]
+"""Writes the bytes of a file into it."""
 
 
 class SaveRecords(Protocol):
@@ -31,6 +34,14 @@ class SaveRecords(Protocol):
 
     def writers(self) -> list[Participant]:
         """The participants with a receipt or a failure."""
+        ...
+
+    def rescues(self) -> list[Rescue]:
+        """What is said of participants whose processes died before their receipts."""
+        ...
+
+    def write_rescue(self, rescue: Rescue) -> None:
+        """Say that of one."""
         ...
 
     def is_there(self) -> bool:
@@ -75,17 +86,15 @@ class PartPlace(Protocol):
         """Take back a receipt of a dead writer, which speaks of other bytes."""
         ...
 
-    def write_state(
-        self, path: str, state: Any, size: int, kept: KeptFile | None
-    ) -> list[FileEntry]:
-        """Write ``state`` so that ``torch.load(weights_only=True)`` reads it; it is durable then.
+    def write_state(self, path: str, produce: Produce, size: int) -> list[FileEntry]:
+        """Write the file of a state, which is durable then.
 
-        Returns its file, and what lies beside the file.
+        Returns its entry, and that of what lies beside the file.
 
         Args:
             path: relative to the step.
-            size: of the tensors, in bytes.
-            kept: gets the same bytes.
+            produce: writes the file's bytes, the same ones each time.
+            size: of them, about.
 
         Raises:
             UnsafePathError: ``path`` leads out of the step.
@@ -148,6 +157,6 @@ class Place(Protocol):
         """
         ...
 
-    def newest_registered(self, kind: SaveKind) -> int | None:
-        """The greatest step of which a save of ``kind`` is registered."""
+    def registered(self, kind: SaveKind) -> Iterator[int]:
+        """Steps of which a save of ``kind`` is registered, the greatest first."""
         ...

@@ -4,7 +4,6 @@ import io
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Final
 
-from trainsync.checkpoint.memory.kept import KeptFile
 from trainsync.checkpoint.save import ending
 
 if TYPE_CHECKING:
@@ -15,14 +14,9 @@ BLOCK: Final = 4 << 20
 
 
 class Comparing(io.RawIOBase):
-    """Compares up to the first block that differs, or until the process ends.
+    """Compares up to the first block that differs, or until the process ends."""
 
-    Args:
-        kept: gets the same bytes, all of them where nothing differs.
-    """
-
-    def __init__(self, kept: KeptFile | None) -> None:
-        self._kept = kept
+    def __init__(self) -> None:
         self._size = 0
         self._differs = False
 
@@ -43,6 +37,4 @@ class Comparing(io.RawIOBase):
                 self._differs = True
                 break
             self._size += len(block)
-            if self._kept is not None:
-                self._kept.write(block)
         return len(view)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from trainsync.api.protocol import SaveKind
-from trainsync.checkpoint.memory.kept import KeptFile
 from trainsync.checkpoint.save.files import writer
 from trainsync.checkpoint.save.files.stream import buffered
 from trainsync.checkpoint.save.places.comparing import Comparing
@@ -55,7 +54,6 @@ class Links:
         files: Path,
         path: str,
         produce: Callable[[BinaryIO], object],
-        kept: KeptFile | None = None,
     ) -> tuple[FileEntry, str] | None:
         """Give ``files``/``path`` the file that the newest checkpoint has at ``path``, if
         ``produce`` would write its very bytes; its entry, and where it is below the run's
@@ -64,12 +62,11 @@ class Links:
 
         Args:
             save: the save whose file it is to be.
-            kept: gets the same bytes; where None is returned, some of them.
         """
         try:
             if self._was_aborted(save, path):
                 return None
-            return self._link(files, path, produce, kept)
+            return self._link(files, path, produce)
         except (OSError, StorageError) as error:
             # Retention may have taken the step; else the file is of another user, or has links
             # enough.
@@ -82,7 +79,6 @@ class Links:
         files: Path,
         path: str,
         produce: Callable[[BinaryIO], object],
-        kept: KeptFile | None,
     ) -> tuple[FileEntry, str] | None:
         newest = self._find()
         if newest is None:
@@ -97,7 +93,7 @@ class Links:
             older = os.fstat(fd)
             if not stat.S_ISREG(older.st_mode) or older.st_size != entry.bytes:
                 return None
-            comparing = _Comparing(fd, kept)
+            comparing = _Comparing(fd)
             with buffered(comparing) as gathering:
                 produce(gathering)
             if comparing.error is not None:
@@ -158,8 +154,8 @@ class _Comparing(Comparing):
         fd: of the older file.
     """
 
-    def __init__(self, fd: int, kept: KeptFile | None) -> None:
-        super().__init__(kept)
+    def __init__(self, fd: int) -> None:
+        super().__init__()
         self._fd = fd
         self._hasher = digest.new_hasher()
         self.error: OSError | None = None

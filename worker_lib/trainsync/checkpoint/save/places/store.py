@@ -9,20 +9,19 @@ import logging
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import (
     CheckpointError,
     SaveFailedError,
 )
-from trainsync.checkpoint.memory.kept import KeptFile
 from trainsync.checkpoint.save.files.stream import buffered
-from trainsync.checkpoint.save.files.writer import dump
+from trainsync.checkpoint.save.places.base import Produce
 from trainsync.checkpoint.save.places.resumed import ResumedFiles
 from trainsync.checkpoint.save.places.unchanged import (
     LEAST,
@@ -127,15 +126,12 @@ class StorePart:
     def withdraw(self) -> None:
         """See `PartPlace`. A receipt is never taken back: its objects do not change."""
 
-    def write_state(
-        self, path: str, state: Any, size: int, kept: KeptFile | None
-    ) -> list[FileEntry]:
+    def write_state(self, path: str, produce: Produce, size: int) -> list[FileEntry]:
         """See `PartPlace`."""
-        save = partial(dump, state)
         older = None
         if self._known is not None and size >= LEAST:
             older = self._find_older(self._known, path)
-        compared = None if older is None else compare(save, older, kept)
+        compared = None if older is None else compare(produce, older)
         if older is not None and compared is not None:
             if not compared.changed and self._hold(older, self._objects_of(older)):
                 return self._keep(older)
@@ -143,12 +139,12 @@ class StorePart:
             is_alike = compared.blocks.block == block_digests.BLOCK
             base = base_of(older, compared) if compared.changed and is_alike else None
             if base is not None and self._hold(older, {base.key: older.entries[0].bytes}):
-                write = partial(self._write_based, path, save, compared, base)
+                write = partial(self._write_based, path, produce, compared, base)
                 entries = self._again(write, is_first=True)
                 if entries is not None:
                     return entries
                 self._begin_anew()
-        return self._again(partial(self._write, path, save, size, kept, older), is_first=True)
+        return self._again(partial(self._write, path, produce, size, older), is_first=True)
 
     def write_small(self, files: Mapping[str, bytes]) -> list[FileEntry]:
         """See `PartPlace`."""
@@ -290,7 +286,7 @@ class StorePart:
     def _write_based(
         self,
         path: str,
-        produce: Callable[[BinaryIO], object],
+        produce: Produce,
         compared: Compared,
         base: Base,
     ) -> list[FileEntry] | None:
@@ -320,9 +316,8 @@ class StorePart:
     def _write(
         self,
         path: str,
-        produce: Callable[[BinaryIO], object],
+        produce: Produce,
         size: int,
-        kept: KeptFile | None = None,
         older: KnownFile | None = None,
     ) -> list[FileEntry]:
         """Put a file, and beside a file of several blocks their digests.
@@ -336,7 +331,7 @@ class StorePart:
                 f"{path!r} is refused: files whose names end in {block_digests.SUFFIX} hold the "
                 "digests of others; choose another name"
             )
-        entry, blocks = self._put_file(path, produce, size, kept)
+        entry, blocks = self._put_file(path, produce, size)
         if blocks is None:
             return [entry]
         return self._put_beside(entry, blocks, shares=may_share(blocks, older))
@@ -363,13 +358,12 @@ class StorePart:
     def _put_file(
         self,
         path: str,
-        produce: Callable[[BinaryIO], object],
+        produce: Produce,
         size: int,
-        kept: KeptFile | None = None,
         own: Blocks | None = None,
     ) -> tuple[FileEntry, block_digests.BlockDigests | None]:
         upload = Upload(self._bucket, self._key(self._number, path), size, self._wanted.check)
-        file = DigestingUpload(upload, kept, own)
+        file = DigestingUpload(upload, own)
         try:
             try:
                 with buffered(file) as gathering:
@@ -428,6 +422,6 @@ class StorePlace:
             self._bucket, self._owner, kind, step, participant, patience, known, self._resumed
         )
 
-    def newest_registered(self, kind: SaveKind) -> int | None:
+    def registered(self, kind: SaveKind) -> Iterator[int]:
         """See `Place`."""
-        return records.newest_registered(self._bucket, *self._owner, kind)
+        return records.registered(self._bucket, *self._owner, kind)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import BinaryIO, Final
 
-from trainsync.checkpoint.memory.kept import KeptFile
 from trainsync.checkpoint.save.files.stream import buffered
 from trainsync.checkpoint.save.places.comparing import Comparing
 from trainsync.storage.block_digests import BlockDigests, BlockHasher
@@ -121,8 +120,8 @@ class Compared:
 class _Comparing(Comparing):
     """Compares what is written with the blocks of ``file``, up to one too many that differs."""
 
-    def __init__(self, file: KnownFile, kept: KeptFile | None) -> None:
-        super().__init__(kept)
+    def __init__(self, file: KnownFile) -> None:
+        super().__init__()
         self._file = file
         self._hasher = BlockHasher(file.blocks.block)
         self._changed: list[int] = []
@@ -144,18 +143,13 @@ class _Comparing(Comparing):
         return Compared(self._size, blocks, tuple(self._changed))
 
 
-def compare(
-    produce: Callable[[BinaryIO], object], file: KnownFile, kept: KeptFile | None = None
-) -> Compared | None:
+def compare(produce: Callable[[BinaryIO], object], file: KnownFile) -> Compared | None:
     """Compare what ``produce`` would write with ``file``.
 
     None where too little would be kept, and when the process ends; with `KnownFile.shares` unset
     also at the first block that has changed.
-
-    Args:
-        kept: gets the same bytes, all of them unless None is returned.
     """
-    comparing = _Comparing(file, kept)
+    comparing = _Comparing(file)
     with buffered(comparing) as gathering:
         produce(gathering)
     return comparing.compared()

@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from trainsync.checkpoint.errors import SaveAbandonedError
-from trainsync.checkpoint.memory.kept import KeptFile
 from trainsync.checkpoint.save import ending
 from trainsync.storage import block_digests, digest
 from trainsync.storage.errors import StorageError
@@ -55,18 +54,12 @@ class DigestingUpload(io.RawIOBase):
     """Hands what is written to ``upload``; counts and digests it. For `buffered`.
 
     Args:
-        kept: gets the same bytes, in the place of those of an upload before.
         own: the blocks of the file that are uploaded; None: all.
     """
 
-    def __init__(
-        self, upload: Upload, kept: KeptFile | None = None, own: Blocks | None = None
-    ) -> None:
+    def __init__(self, upload: Upload, own: Blocks | None = None) -> None:
         self._upload = upload
-        self._kept = kept
         self._own = own
-        if kept is not None:
-            kept.restart()
         self._hasher = digest.new_hasher()
         self._blocks = block_digests.BlockHasher()
         self.size = 0
@@ -89,8 +82,6 @@ class DigestingUpload(io.RawIOBase):
                 block = view[start : start + _BLOCK]
                 self._hasher.update(block)
                 self._blocks.update(block)
-                if self._kept is not None:
-                    self._kept.write(block)
                 if self._own is None:
                     self._upload.write(block)
                 else:

@@ -1,13 +1,11 @@
 """Saves go into the run's directory on a volume, in staging, until the monitor promotes them."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from trainsync.api.protocol import SaveKind
-from trainsync.checkpoint.memory.kept import KeptFile
 from trainsync.checkpoint.save.files import writer as files
+from trainsync.checkpoint.save.places.base import Produce
 from trainsync.checkpoint.save.places.linking import Links
 from trainsync.checkpoint.save.places.unchanged import LEAST
 from trainsync.storage import atomic
@@ -20,6 +18,7 @@ from trainsync.storage.saves.receipts import (
     Participant,
     ParticipantFailure,
     Receipt,
+    Rescue,
     SaveOutcome,
     SaveRegistration,
 )
@@ -46,6 +45,14 @@ class VolumeRecords:
     def writers(self) -> list[Participant]:
         """See `SaveRecords`."""
         return receipts.writers(self._directory)
+
+    def rescues(self) -> list[Rescue]:
+        """See `SaveRecords`."""
+        return receipts.rescues(self._directory)
+
+    def write_rescue(self, rescue: Rescue) -> None:
+        """See `SaveRecords`."""
+        receipts.write_rescue(self._directory, rescue)
 
     def is_there(self) -> bool:
         """See `SaveRecords`."""
@@ -107,22 +114,17 @@ class VolumePart:
         """See `PartPlace`."""
         receipts.withdraw_receipt(self._save, self._participant)
 
-    def write_state(
-        self, path: str, state: Any, size: int, kept: KeptFile | None
-    ) -> list[FileEntry]:
+    def write_state(self, path: str, produce: Produce, size: int) -> list[FileEntry]:
         """See `PartPlace`."""
         self._make()
         self._kept = {}
         if self._links is not None and size >= LEAST:
-            save = partial(files.dump, state)
-            linked = self._links.link(self._save, self._files, path, save, kept)
+            linked = self._links.link(self._save, self._files, path, produce)
             if linked is not None:
                 entry, older = linked
                 self._kept = {path: older}
                 return [entry]
-            if kept is not None:
-                kept.restart()
-        return [files.write_state(self._files, path, state, kept)]
+        return [files.write(self._files, path, produce)]
 
     def write_small(self, files_: Mapping[str, bytes]) -> list[FileEntry]:
         """See `PartPlace`."""
@@ -186,9 +188,9 @@ class VolumePlace:
         links = self._links if kind is SaveKind.CHECKPOINT else None
         return VolumePart(self._directory(kind, step), kind, step, participant, self._claims, links)
 
-    def newest_registered(self, kind: SaveKind) -> int | None:
+    def registered(self, kind: SaveKind) -> Iterator[int]:
         """See `Place`."""
-        return scan.newest_registered(self._run, self._attempt, self._incarnation, kind)
+        return scan.registered(self._run, self._attempt, self._incarnation, kind)
 
     def _directory(self, kind: SaveKind, step: int) -> SaveDirectory:
         return self._run.save(self._attempt, self._incarnation, kind, step)

@@ -23,6 +23,7 @@ _REGISTRATION: Final = "REGISTRATION.json"
 _OUTCOME: Final = "OUTCOME.json"
 _RECEIPTS: Final = "receipts"
 _FAILURES: Final = "failures"
+_RESCUES: Final = "rescues"
 _PINS: Final = "pins"
 _KEEPERS: Final = "keepers"
 
@@ -66,6 +67,16 @@ def receipt(folder: str, participant: Participant) -> str:
 def failure(folder: str, participant: Participant) -> str:
     """Key of a participant's failure; raises as `receipt`."""
     return f"{folder}/{_FAILURES}/{participant_name(participant.component, participant.rank)}.json"
+
+
+def rescues(folder: str) -> str:
+    """The folder of what is said of participants whose processes died."""
+    return f"{folder}/{_RESCUES}"
+
+
+def rescue(folder: str, participant: Participant) -> str:
+    """Key of what is said of a participant whose process died; raises as `receipt`."""
+    return f"{rescues(folder)}/{participant_name(participant.component, participant.rank)}.json"
 
 
 def pin(folder: str, step: int, participant: Participant) -> str:

@@ -1,5 +1,6 @@
 """What participants and the monitor say of one save, each put once and never changed."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -16,12 +17,14 @@ from trainsync.storage.saves.receipts import (
     Participant,
     ParticipantFailure,
     Receipt,
+    Rescue,
     SaveOutcome,
     SaveRegistration,
 )
 
 _RECEIPT: Final = TypeAdapter(Receipt)
 _FAILURE: Final = TypeAdapter(ParticipantFailure)
+_RESCUE: Final = TypeAdapter(Rescue)
 _REGISTRATION: Final = TypeAdapter(SaveRegistration)
 _OUTCOME: Final = TypeAdapter(SaveOutcome)
 
@@ -105,6 +108,16 @@ class StoredRecords:
         """Put ``failure``; the first one of a participant stands."""
         self._once(names.failure(self.folder, failure.participant), _FAILURE, failure)
 
+    def rescues(self) -> list[Rescue]:
+        """What is said of participants whose processes died."""
+        keys = [info.key for info in self.bucket.below(names.rescues(self.folder))]
+        found = [self._find(_RESCUE, key) for key in keys]
+        return [rescue for rescue in found if rescue is not None]
+
+    def write_rescue(self, rescue: Rescue) -> None:
+        """Put ``rescue``; the first one of a participant stands."""
+        self._once(names.rescue(self.folder, rescue.participant), _RESCUE, rescue)
+
     def write_registration(self, registration: SaveRegistration) -> None:
         """Put ``registration``; the first one stands."""
         self._once(names.registration(self.folder), _REGISTRATION, registration)
@@ -128,8 +141,8 @@ class StoredRecords:
             raise DamagedFileError(Path(key), "speaks of another save or participant")
 
 
-def newest_registered(bucket: Bucket, attempt: int, incarnation: str, kind: SaveKind) -> int | None:
-    """The greatest step of which a save of ``kind`` is registered and not yet forgotten."""
+def registered(bucket: Bucket, attempt: int, incarnation: str, kind: SaveKind) -> Iterator[int]:
+    """Steps of which a save of ``kind`` is registered and not yet forgotten, the greatest first."""
     folder = f"{names.owner(attempt, incarnation)}/{kind.value}"
     steps = sorted(
         (
@@ -142,5 +155,4 @@ def newest_registered(bucket: Bucket, attempt: int, incarnation: str, kind: Save
     for step in steps:
         there = StoredRecords(bucket, attempt, incarnation, kind, step)
         if bucket.find(names.registration(there.folder)) is not None:
-            return step
-    return None
+            yield step

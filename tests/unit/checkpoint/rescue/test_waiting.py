@@ -1,0 +1,98 @@
+"""A restart waits for what is finished from memory, and for nothing else."""
+
+from pathlib import Path
+
+import pytest
+from trainsync.checkpoint.rescue.waiting import await_rescue
+from trainsync.storage.saves import receipts
+from trainsync.storage.saves.receipts import Rescue, SaveOutcome
+
+from tests.unit.checkpoint.rescue.rescues import CHECKPOINT, Saving, receipt_of
+
+
+class Waiting:
+    """A wait by a clock of its own; ``at`` is done once so many seconds have gone by."""
+
+    def __init__(self, directory: Path) -> None:
+        self.saving = Saving(directory)
+        self.now = 0.0
+        self.at: dict[float, list[tuple[int, int]]] = {}
+
+    def wait(self) -> float:
+        """How long it took."""
+        began = self.now
+        await_rescue(self.saving.place, lambda: self.now, self._sleep)
+        return self.now - began
+
+    def say(self, step: int, rank: int, *, kept: bool) -> None:
+        rescue = Rescue(component="model", rank=rank, kept=kept)
+        self.saving.place.save(CHECKPOINT, step).write_rescue(rescue)
+
+    def write(self, step: int, rank: int) -> None:
+        receipts.write_receipt(self.saving.save(step), receipt_of(step, rank))
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for due in [when for when in self.at if when <= self.now]:
+            for step, rank in self.at.pop(due):
+                self.write(step, rank)
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Waiting:
+    return Waiting(tmp_path)
+
+
+def test_a_run_without_a_save_in_flight_restarts_at_once(waiting: Waiting) -> None:
+    assert waiting.wait() == 0.0
+    waiting.saving.register(5)
+    receipts.write_outcome(
+        waiting.saving.save(5), SaveOutcome(kind=CHECKPOINT, step=5, manifest_digest="d")
+    )
+    assert waiting.wait() == 0.0
+
+
+def test_a_save_with_all_parts_is_not_waited_for(waiting: Waiting) -> None:
+    waiting.saving.register(5)
+    waiting.write(5, 0)
+    waiting.write(5, 1)
+    assert waiting.wait() == 0.0
+
+
+def test_parts_on_their_way_from_memory_are_waited_for(waiting: Waiting) -> None:
+    waiting.saving.register(5)
+    waiting.say(5, 0, kept=True)
+    waiting.say(5, 1, kept=True)
+    waiting.at = {3.0: [(5, 0)], 20.0: [(5, 1)]}
+    assert 20.0 <= waiting.wait() < 21.0
+
+
+def test_a_part_that_is_lost_is_not_waited_for_but_an_older_save_is(waiting: Waiting) -> None:
+    for step in (5, 6):
+        waiting.saving.register(step)
+    waiting.say(6, 0, kept=True)
+    waiting.say(6, 1, kept=False)
+    waiting.say(5, 0, kept=True)
+    waiting.write(5, 1)
+    waiting.at = {3.0: [(5, 0)]}
+    assert 3.0 <= waiting.wait() < 4.0
+
+
+def test_a_process_of_which_nothing_is_left_costs_a_second(waiting: Waiting) -> None:
+    waiting.saving.register(5)
+    waiting.say(5, 0, kept=True)
+    assert 1.0 <= waiting.wait() < 2.0
+
+
+def test_a_part_that_never_comes_costs_a_minute_in_all(waiting: Waiting) -> None:
+    for step in (4, 5, 6):
+        waiting.saving.register(step)
+        for rank in (0, 1):
+            waiting.say(step, rank, kept=True)
+    assert 60.0 <= waiting.wait() < 62.0
+
+
+def test_records_that_cannot_be_read_do_not_hold_the_restart_up(waiting: Waiting) -> None:
+    waiting.saving.register(5)
+    waiting.saving.save(5).registration.write_text("{")
+    assert waiting.wait() == 0.0

@@ -1,0 +1,99 @@
+"""Puts the file of a state into memory, and gives its bytes from there to the run's storage.
+
+Memory comes first: a part is whole there long before the volume or the store has it, and what
+outlives the rank (`trainsync.checkpoint.rescue`) can write the rest.
+"""
+
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from trainsync.checkpoint.errors import SaveAbandonedError
+from trainsync.checkpoint.memory.kept import KeptFile, SealedFile
+from trainsync.checkpoint.memory.reuse import open_whole
+from trainsync.checkpoint.save import ending
+from trainsync.checkpoint.save.files.stream import buffered
+from trainsync.storage import digest
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_BLOCK: Final = 4 << 20
+
+
+class FileInMemory:
+    """A whole file in memory, open to be read: its bytes stay until it is closed.
+
+    Raises:
+        OSError: it was dropped, maybe just now, or cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._fd = open_whole(path)
+
+    def produce(self, file: BinaryIO) -> None:
+        """Write all of its bytes into ``file``. Raises `OSError`."""
+        buffer = memoryview(bytearray(_BLOCK))
+        done = 0
+        while count := os.preadv(self._fd, [buffer], done):
+            file.write(buffer[:count])
+            done += count
+
+    def close(self) -> None:
+        """Close it; it stays in memory."""
+        os.close(self._fd)
+
+
+def put_into_memory(kept: KeptFile, produce: Callable[[BinaryIO], object]) -> SealedFile | None:
+    """Write what ``produce`` writes into ``kept``, and seal it; None: it is not kept.
+
+    Raises:
+        SaveAbandonedError: the process exits, and writes no longer.
+        What ``produce`` raises of itself.
+    """
+    file = _Keeping(kept)
+    try:
+        with buffered(file) as gathering:
+            produce(gathering)
+    except (_GivenUpError, RuntimeError):
+        if file.error is not None:  # torch hides it behind "unexpected pos"
+            raise file.error from None
+        if kept.whole_bytes is None:
+            return None
+        raise
+    return kept.seal(file.digest())
+
+
+class _GivenUpError(OSError):
+    """The file is not kept: no more bytes are made for it."""
+
+
+class _Keeping(io.RawIOBase):
+    """Hands what is written to ``kept``, and digests it."""
+
+    def __init__(self, kept: KeptFile) -> None:
+        self._kept = kept
+        self._hasher = digest.new_hasher()
+        self.error: SaveAbandonedError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: "Buffer", /) -> int:
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), _BLOCK):
+            if ending.over.is_set():
+                self.error = SaveAbandonedError("the process exited before the part was written")
+                raise self.error
+            block = view[start : start + _BLOCK]
+            self._hasher.update(block)
+            self._kept.write(block)
+            if self._kept.whole_bytes is None:
+                raise _GivenUpError
+        return len(view)
+
+    def digest(self) -> str:
+        """Digest of all bytes that were written."""
+        return digest.format_digest(self._hasher)
