@@ -168,6 +168,9 @@ class CheckpointCoordinator:
         self.commits: Final = self._new_watch(times, None)
         """The saves that this process registered, and aborts of those that it took part in."""
         self.watches: weakref.WeakSet[SaveWatch] = weakref.WeakSet({self.commits})
+        self._place = open_place(
+            directory, monitor.attempt, monitor.incarnation, incremental=incremental
+        )
         options = SavingOptions(
             staging_slots=staging_slots,
             staging_timeout=max(SAVE_DEADLINE_SECONDS, save_timeout)
@@ -179,11 +182,8 @@ class CheckpointCoordinator:
             memory=self._kept,
             rescuer=None
             if memory is None
-            else Rescuer(directory, monitor.attempt, monitor.incarnation),
+            else Rescuer(directory, monitor.attempt, monitor.incarnation, self._place.writer),
             save_timeout=save_timeout,
-        )
-        self._place = open_place(
-            directory, monitor.attempt, monitor.incarnation, incremental=incremental
         )
         self._saves = SavePipeline(monitor, self._place, rank, world_size, options, self.commits)
         self._named = SavedNames(world_size)

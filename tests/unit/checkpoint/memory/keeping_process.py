@@ -3,6 +3,7 @@
 import os
 import secrets
 import signal
+import threading
 from pathlib import Path
 
 import torch
@@ -35,6 +36,21 @@ def run(directory: Path, steps: list[int], point: str | None = None) -> int | No
     return process.exitcode
 
 
+def run_two(directory: Path, step: int, written: int) -> int | None:
+    """Save two components in another process, which kills itself when both are in memory.
+
+    Args:
+        written: so many have their receipts by then.
+    """
+    process = CONTEXT.Process(target=_save_two, args=(directory, step, written))
+    process.start()
+    process.join(60)
+    if process.is_alive():
+        process.kill()
+        raise TimeoutError("the process saves for a minute")
+    return process.exitcode
+
+
 def open_monitor(directory: Path) -> LocalMonitorClient:
     """Claims the next attempt."""
     client = LocalMonitorClient(
@@ -55,6 +71,31 @@ def _save(directory: Path, steps: list[int], point: str | None) -> None:
     for step in steps:
         save(coordinator, step)
     monitor.close()
+
+
+def _save_two(directory: Path, step: int, written: int) -> None:
+    monitor = open_monitor(directory)
+    coordinator = CheckpointCoordinator(monitor, directory / "run", memory=place_in(directory))
+    save(coordinator, step - 1)
+    components = ("model", "optim")
+    coordinator.register(step, checkpoint_participants=[(name, 0) for name in components])
+    state = {"w": torch.full((VALUES,), float(step))}
+    for name in components[:written]:
+        coordinator.save_async(name, state, step)
+        coordinator.wait_all(30)
+    left = len(components) - written
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    both = threading.Barrier(left, action=lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+    def wait(reached: str) -> None:
+        if reached == "told":
+            both.wait(30)
+
+    failpoints.enable(failpoints.MEMORY, wait)
+    for name in components[written:]:
+        coordinator.save_async(name, state, step)
+    coordinator.wait_all(50)
 
 
 def save(coordinator: CheckpointCoordinator, step: int) -> None:

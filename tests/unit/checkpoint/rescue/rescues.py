@@ -14,6 +14,8 @@ from tests.unit.checkpoint.memory.keeping import INCARNATION, digest_of
 from tests.unit.checkpoint.memory.keeping import Keeping as Keeping
 
 CHECKPOINT = SaveKind.CHECKPOINT
+DEAD = "0123456789abcdee"
+"""The writer that the dead rank was."""
 PATH = "actor/model_world_size_2_rank_{}.pt"
 DATA = bytes(range(256)) * 40_000
 """Of two blocks and a half."""
@@ -43,7 +45,7 @@ class Saving:
     def __init__(self, directory: Path) -> None:
         self.keeping = Keeping(directory)
         self.run = RunDirectory(directory / "run")
-        self.place = VolumePlace(self.run, 0, INCARNATION)
+        self.place = VolumePlace(self.run, 0, INCARNATION, continues=DEAD)
 
     def save(self, step: int) -> SaveDirectory:
         return self.run.save(0, INCARNATION, CHECKPOINT, step)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from trainsync import failpoints
+from trainsync.checkpoint.rescue import finish
 from trainsync.checkpoint.rescue.finish import rescue
 from trainsync.checkpoint.rescue.messages import KeptPart
 from trainsync.storage.saves import receipts
@@ -14,7 +15,15 @@ from trainsync.storage.saves.writers import Writer
 
 from tests.distributed.forked import CONTEXT
 from tests.unit.checkpoint.memory.keeping import INCARNATION
-from tests.unit.checkpoint.rescue.rescues import CHECKPOINT, DATA, PATH, Saving, part_of, receipt_of
+from tests.unit.checkpoint.rescue.rescues import (
+    CHECKPOINT,
+    DATA,
+    DEAD,
+    PATH,
+    Saving,
+    part_of,
+    receipt_of,
+)
 
 
 @pytest.fixture
@@ -81,13 +90,52 @@ def test_a_file_that_was_dropped_ends_the_save_and_the_other_part_is_written(
     assert "its process died" in error
 
 
-def test_a_process_that_was_started_anew_and_writes_the_part_is_not_disturbed(
-    saving: Saving,
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_process_that_was_started_anew_writes_the_part_undisturbed(
+    saving: Saving, is_first: bool
 ) -> None:
+    """Whether it comes to the step before what outlives its predecessor, or while that writes."""
     saving.register(5)
-    other = Writer(saving.run, 0, INCARNATION)
-    other.claim(CHECKPOINT, 5, part_of(5).participant)
-    rescue(saving.place, {part_of(5): saving.keep(5)})
+    kept, part = saving.keep(5), part_of(5)
+    Writer(saving.run, 0, INCARNATION, continues=DEAD).claim(CHECKPOINT, 5, part.participant)
+    anew = Writer(saving.run, 0, INCARNATION)
+    if is_first:
+        anew.claim(CHECKPOINT, 5, part.participant)
+        rescue(saving.place, {part: kept})
+    else:
+        claims = []
+
+        def come(point: str) -> None:
+            if point == "finishing":
+                claims.append(anew.claim(CHECKPOINT, 5, part.participant))
+
+        with failpoints.enabled(failpoints.RESCUE, come):
+            rescue(saving.place, {part: kept})
+        assert claims == [(DEAD,)]
+    assert saving.written(5) == saving.failed(5) == []
+    assert [word.kept for word in saving.place.save(CHECKPOINT, 5).rescues()] == [False]
+    assert anew.claim(CHECKPOINT, 5, part.participant) == (DEAD,), "it is told of no second writer"
+
+
+def test_a_save_that_ends_is_not_written_to_its_end(
+    saving: Saving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finish, "_LOOK_SECONDS", 0.0)
+    saving.register(5)
+    kept = saving.keep(5)
+
+    def end(point: str) -> None:
+        if point == "finishing":
+            outcome = SaveOutcome(kind=CHECKPOINT, step=5, error="restarted")
+            receipts.write_outcome(saving.save(5), outcome)
+
+    reached: list[str] = []
+    with (
+        failpoints.enabled(failpoints.RESCUE, end),
+        failpoints.enabled(failpoints.RESCUE, reached.append),
+    ):
+        rescue(saving.place, {part_of(5): kept})
+    assert reached == ["finishing"]
     assert saving.written(5) == saving.failed(5) == []
 
 
@@ -116,4 +164,4 @@ def test_what_outlives_a_rank_and_is_killed_too_leaves_no_receipt_and_the_next_m
     rescue(saving.place, {part_of(5): kept})
     (receipt,) = saving.written(5)
     assert saving.bytes_of(receipt) == {PATH.format(0): DATA}
-    assert receipt.replaces, "the place of the killed one is taken"
+    assert (receipt.writer, receipt.replaces) == (DEAD, ())

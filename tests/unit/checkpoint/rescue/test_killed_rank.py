@@ -65,6 +65,16 @@ def test_a_save_that_is_whole_in_memory_outlives_the_kill_of_its_rank(
     assert resumed(directory) == 6
 
 
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_a_rank_of_two_components_outlives_its_kill_with_any_of_them_written(
+    directory: Path, written: int
+) -> None:
+    """The receipts that it has itself stand."""
+    assert keeping_process.run_two(directory, 6, written) == -signal.SIGKILL
+    eventually(lambda: not rescuers(directory))
+    assert resumed(directory) == 6
+
+
 @pytest.mark.parametrize("point", ["save.staged", "memory.opened", "memory.sealing"])
 def test_of_a_save_that_is_not_whole_in_memory_nothing_is_written(
     directory: Path, point: str

@@ -94,6 +94,25 @@ def test_what_a_dead_writer_wrote_waits_for_its_successor_in_any_order(
     assert commit.writers == {"new/0": "bbbbbbbb", "new/1": "bbbbbbbb"}
 
 
+@pytest.mark.parametrize("order", list(permutations(range(2))))
+def test_what_was_rescued_is_not_committed_with_a_part_of_ranks_that_were_made_anew(
+    order: tuple[int, ...],
+) -> None:
+    facts = [
+        dataclasses.replace(by(of_rank(0), "aaaaaaaa", path="old/0"), rescued=True),
+        by(of_rank(1), "dddddddd", "bbbbbbbb", path="new/1"),
+    ]
+    ledger = granted()
+    ledger.register(registration())
+    for number in order:
+        ledger.receive(facts[number])
+    assert settle(ledger) == []
+    ledger.receive(by(of_rank(0), "cccccccc", "aaaaaaaa", path="new/0"))
+    (commit,) = settle(ledger)
+    assert isinstance(commit, CommitSave)
+    assert commit.writers == {"new/0": "cccccccc", "new/1": "dddddddd"}
+
+
 def test_a_receipt_that_was_withdrawn_is_waited_for_again() -> None:
     ledger = granted()
     ledger.register(registration())

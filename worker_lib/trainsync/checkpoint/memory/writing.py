@@ -33,11 +33,16 @@ class FileInMemory:
     def __init__(self, path: Path) -> None:
         self._fd = open_whole(path)
 
-    def produce(self, file: BinaryIO) -> None:
-        """Write all of its bytes into ``file``. Raises `OSError`."""
+    def produce(self, file: BinaryIO, check: Callable[[], None] = lambda: None) -> None:
+        """Write all of its bytes into ``file``. Raises `OSError`.
+
+        Args:
+            check: called before each few megabytes.
+        """
         buffer = memoryview(bytearray(_BLOCK))
         done = 0
         while count := os.preadv(self._fd, [buffer], done):
+            check()
             file.write(buffer[:count])
             done += count
 

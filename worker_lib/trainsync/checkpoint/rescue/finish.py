@@ -1,9 +1,12 @@
-"""Writes a part from memory to where the save goes, as its rank would have."""
+"""Writes parts from memory to where their saves go, as their rank would have."""
 
 import logging
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from trainsync.checkpoint.memory.writing import FileInMemory
@@ -20,50 +23,67 @@ FINISH_SECONDS: Final = 60.0
 """For so long a part is written again where the store is away, and a restart waits for it."""
 
 _MAX_ERROR: Final = 4096  # characters
+_LOOK_SECONDS: Final = 2.0  # between two questions whether a save that is written has ended
+_THREADS: Final = 8
 
 
-def is_wanted(save: SaveRecords, part: PartKey) -> bool:
-    """Whether the save is open and lacks the part. Raises `OSError`, `StorageError`."""
-    return save.outcome() is None and part.participant not in save.writers()
+def rescue(place: Place, parts: dict[PartKey, KeptPart | None]) -> None:
+    """Finish the parts of a process that has died, those of the newest step first; never raises.
 
-
-def say(save: SaveRecords, part: PartKey, *, kept: bool) -> None:
-    """Say that the part's process has died. Raises `OSError`, `StorageError`."""
-    participant = part.participant
-    save.write_rescue(Rescue(component=participant.component, rank=participant.rank, kept=kept))
+    Args:
+        place: continues the writer that has died.
+        parts: that were begun and have not ended; None: it is not whole in memory.
+    """
+    # All are spoken of before the first is written: a restart waits for a word of each.
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(lambda part: _say(place, part, kept=parts[part] is not None), parts))
+    for part, kept in sorted(parts.items(), key=lambda item: -item[0].step):
+        if kept is None:
+            continue
+        try:
+            finish(place, part, kept)
+        except SecondWriterError as error:  # a process that was started anew writes it
+            _log(part, error)
+            _say(place, part, kept=False)
+        except Exception as error:  # noqa: BLE001 - the other parts are finished all the same
+            _log(part, error)
+            _fail(place, part, kept, error)
 
 
 def finish(place: Place, part: PartKey, kept: KeptPart) -> None:
-    """Write the part's files from memory, and its receipt.
+    """Write the part's files from memory, and its receipt, unless the save lacks it no more.
 
     Raises:
         OSError, StorageError: it cannot be written, or is not in memory any more.
         ValueError: what is in memory is not what was kept.
     """
     started = time.monotonic()
-    until = started + FINISH_SECONDS
-    there = place.part(part.kind, part.step, part.participant, Patience(until))
+    patience = Patience(started + FINISH_SECONDS)
+    there = place.part(part.kind, part.step, part.participant, patience)
+    if not is_wanted(there.records, part):
+        return
     there.claim()
     failpoint("rescue.finishing")
-    there.withdraw()
     (expected,) = kept.receipt.files
     with closing(FileInMemory(kept.file)) as memory:
-        entries = there.write_state(expected.path, memory.produce, expected.bytes)
+        produce = partial(memory.produce, check=_Wanted(place.save(part.kind, part.step)).check)
+        entries = there.write_state(expected.path, produce, expected.bytes)
     if entries[0] != expected:
         raise ValueError(f"{kept.file} has changed in memory")
     entries += there.write_small(kept.attachments)
-    receipt = replace(
-        kept.receipt,
-        files=tuple(entries),
-        seconds=kept.receipt.seconds + time.monotonic() - started,
-        writer=there.writer,
-        replaces=there.claim(),
-        rescued=True,
-    )
     failpoint("rescue.written")
-    if there.records.outcome() is not None:
+    there.claim()
+    if not is_wanted(there.records, part):
         raise FileNotFoundError("the save has ended meanwhile")
-    there.write_receipt(receipt)
+    there.write_receipt(
+        replace(
+            kept.receipt,
+            files=tuple(entries),
+            seconds=kept.receipt.seconds + time.monotonic() - started,
+            writer=there.writer,
+            rescued=True,
+        )
+    )
     logger.warning(
         "the process of %s died: its part of %s %d was written from memory, %d bytes in %.1f s",
         *(part.participant, part.kind.value, part.step),
@@ -71,31 +91,41 @@ def finish(place: Place, part: PartKey, kept: KeptPart) -> None:
     )
 
 
-def rescue(place: Place, parts: dict[PartKey, KeptPart | None]) -> None:
-    """Finish the parts of a process that has died, those of the newest step first; never raises.
+def is_wanted(save: SaveRecords, part: PartKey) -> bool:
+    """Whether the save is open and lacks the part. Raises `OSError`, `StorageError`."""
+    return save.outcome() is None and part.participant not in save.writers()
 
-    Args:
-        parts: that were begun and have not ended; None: it is not whole in memory.
-    """
-    wanted = []
-    for part, kept in sorted(parts.items(), key=lambda item: -item[0].step):
-        try:
-            save = place.save(part.kind, part.step)
-            if is_wanted(save, part):
-                say(save, part, kept=kept is not None)
-                wanted.append((part, kept))
-        except (OSError, StorageError) as error:
-            _log(part, error)
-    for part, kept in wanted:
-        if kept is None:
-            continue
-        try:
-            finish(place, part, kept)
-        except SecondWriterError as error:
-            _log(part, error)  # a process that was started anew writes it
-        except Exception as error:  # noqa: BLE001 - the other parts are finished all the same
-            _log(part, error)
-            _fail(place, part, kept, error)
+
+class _Wanted:
+    """Whether the save whose part is written may still be committed. For one thread."""
+
+    def __init__(self, save: SaveRecords, clock: Callable[[], float] = time.monotonic) -> None:
+        self._save = save
+        self._clock = clock
+        self._asked = clock()
+        self._was_registered = False
+
+    def check(self) -> None:
+        """Pass, as a rule at once. Raises `FileNotFoundError`, and `StorageError`, `OSError`."""
+        if self._clock() - self._asked < _LOOK_SECONDS:
+            return
+        self._asked = self._clock()
+        is_registered = self._save.registration() is not None
+        if self._save.outcome() is not None or (self._was_registered and not is_registered):
+            raise FileNotFoundError("the save has ended meanwhile")
+        self._was_registered = is_registered
+
+
+def _say(place: Place, part: PartKey, *, kept: bool) -> None:
+    """Say that the part's process has died, as far as that can be said."""
+    participant = part.participant
+    word = Rescue(component=participant.component, rank=participant.rank, kept=kept)
+    try:
+        save = place.save(part.kind, part.step)
+        if is_wanted(save, part):
+            save.write_rescue(word)
+    except (OSError, StorageError) as error:
+        _log(part, error)
 
 
 def _fail(place: Place, part: PartKey, kept: KeptPart, error: Exception) -> None:

@@ -21,16 +21,16 @@ def main(arguments: list[str]) -> None:
 
     Args:
         arguments: descriptors of the socket and of the rank's process (`os.pidfd_open`); where the
-            run's saves go, the attempt and the incarnation.
+            run's saves go, the attempt, the incarnation, and the rank's `Place.writer`.
     """
-    connection, pidfd, where, attempt, incarnation = arguments
+    connection, pidfd, where, attempt, incarnation, writer = arguments
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s trainsync.rescue %(levelname)s %(message)s"
     )
     with socket.socket(fileno=int(connection)) as told:
         parts = unfinished_at_death(told, int(pidfd))
     if parts:
-        rescue(open_place(where, int(attempt), incarnation), parts)
+        rescue(open_place(where, int(attempt), incarnation, continues=writer or None), parts)
 
 
 def unfinished_at_death(told: socket.socket, pidfd: int) -> dict[PartKey, KeptPart | None]:

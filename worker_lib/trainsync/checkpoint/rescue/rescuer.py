@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 _SECONDS: Final = 30.0
 """For the process to be started, and for what is told to be taken."""
 
+_CLOSE_SECONDS: Final = 2.0
+
 # The child ends before anything is imported: the process belongs to no other that Ray kills.
 _CODE: Final = """\
 import os, sys
@@ -37,10 +39,13 @@ class Rescuer:
     Args:
         where: the directory or URL that the saves go to.
         attempt, incarnation: of this process.
+        writer: the `Place.writer` of this process.
     """
 
-    def __init__(self, where: str | Path, attempt: int, incarnation: str) -> None:
-        self._arguments = [str(where), str(attempt), incarnation]
+    def __init__(
+        self, where: str | Path, attempt: int, incarnation: str, writer: str | None
+    ) -> None:
+        self._arguments = [str(where), str(attempt), incarnation, writer or ""]
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._is_given_up = False
@@ -59,11 +64,17 @@ class Rescuer:
 
     def close(self) -> None:
         """Let the process end; what it was told and has not ended it still finishes."""
-        with self._lock:
-            self._is_given_up = True
-            if self._socket is not None:
-                self._socket.close()
-                self._socket = None
+        if self._lock.acquire(timeout=_CLOSE_SECONDS):  # else it is just being started
+            try:
+                self._give_up()
+            finally:
+                self._lock.release()
+
+    def _give_up(self) -> None:
+        self._is_given_up = True
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
     def _tell(self, told: PartTold) -> None:
         with self._lock:
@@ -71,13 +82,12 @@ class Rescuer:
                 return
             try:
                 if self._socket is None:
+                    if told.change == "ended":
+                        return
                     self._socket = self._start()
                 self._socket.sendall(encode(told))
             except (OSError, AttributeError, subprocess.SubprocessError) as error:
-                self._is_given_up = True
-                if self._socket is not None:
-                    self._socket.close()
-                    self._socket = None
+                self._give_up()
                 logger.warning(
                     "if this process is killed, what it has staged is not saved after its death: "
                     "%s: %s",

@@ -65,7 +65,8 @@ def _becomes_whole(
         waited = clock() - began
         if any(said.get(part) is False for part in missing):
             return False
-        if waited > (_ANSWER_SECONDS if is_silent else FINISH_SECONDS):
+        left = (_ANSWER_SECONDS if is_silent else FINISH_SECONDS) - waited
+        if left <= 0:
             return False
-        sleep(pause)
+        sleep(min(pause, left))
         pause = min(pause * 1.5, _LONGEST_LOOK_SECONDS)

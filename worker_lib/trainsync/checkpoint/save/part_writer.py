@@ -11,6 +11,7 @@ from functools import partial
 from trainsync.api import protocol
 from trainsync.api.protocol import FailureReport, ReceiptHint, SaveKind
 from trainsync.checkpoint.errors import (
+    CheckpointError,
     NotRegisteredError,
     SaveAbandonedError,
     SaveAbortedError,
@@ -109,7 +110,7 @@ class PartWriter:
         self._key = PartKey(self.kind, self.step, self.participant)
         self._kept: KeptFile | None = None
         self._in_memory: FileInMemory | None = None
-        self._is_told = False
+        self._sealed: FileEntry | None = None  # of the file in memory
         source = self.part.source
         self._function = None if isinstance(source, Mapping) else source
         self.save = self.place.save(self.kind, self.step)
@@ -126,6 +127,15 @@ class PartWriter:
     def let_go(self) -> None:
         """The state is copied: what the caller gathered may be freed."""
         self.part = replace(self.part, source={})
+
+    def begun(self) -> None:
+        """The save is on its way: what outlives this process is to speak of the part."""
+        if self.rescuer is not None and self._function is None and self.part.is_resumed_from:
+            self.rescuer.began(self._key)
+
+    def _ended(self) -> None:
+        if self.rescuer is not None and self._function is None and self.part.is_resumed_from:
+            self.rescuer.ended(self._key)
 
     def __str__(self) -> str:
         return f"{self.kind.value} of step {self.step}, {self.participant}"
@@ -215,18 +225,10 @@ class PartWriter:
         self.fail(error)
 
     def _keep(self, state: StagedState | None, cost: SaveCost) -> float:
-        """Put the state into memory before it goes anywhere else; the seconds that took.
-
-        Raises as `_committed_before`.
-        """
+        """Put the state into memory before it goes anywhere else; the seconds that took."""
         if self.memory is None or state is None or not self.part.is_resumed_from:
             return 0.0
-        if self._committed_before():  # `write` sees that next
-            return 0.0
         started = time.monotonic()
-        if self.rescuer is not None:
-            self.rescuer.began(self._key)
-            self._is_told = True
         self._kept = self.memory.begin(self.step, self.participant, cost.staged_bytes)
         if self._kept is None:
             return 0.0
@@ -234,9 +236,9 @@ class PartWriter:
         seconds = time.monotonic() - started
         if sealed is None:
             return seconds
+        self._sealed = FileEntry(self._path, sealed.bytes, sealed.digest)
         if self.rescuer is not None:
-            entry = FileEntry(self._path, sealed.bytes, sealed.digest)
-            receipt = self._receipt([entry], cost, seconds, max(0.0, started - cost.staged))
+            receipt = self._receipt([self._sealed], cost, seconds, max(0.0, started - cost.staged))
             kept = KeptPart(file=sealed.path, receipt=receipt, attachments=self._small)
             self.rescuer.kept(self._key, kept)
         failpoint("memory.told")
@@ -262,6 +264,8 @@ class PartWriter:
             memory = self._in_memory
             produce = partial(dump, state.state) if memory is None else memory.produce
             entries = self._files.write_state(self._path, produce, state.bytes)
+            if memory is not None and entries[0] != self._sealed:
+                raise CheckpointError(f"{self._path} has changed in memory while it was written")
         else:
             if not self.is_collective:
                 self._run_function()
@@ -321,8 +325,7 @@ class PartWriter:
         if self._kept is not None:
             self._kept.discard()
             self._kept = None
-        if self._is_told and self.rescuer is not None:
-            self.rescuer.ended(self._key)
+        self._ended()
         if self._function is not None:
             self._files.clear()
 
@@ -363,6 +366,7 @@ class PartWriter:
 
         Reported twice, on disk and to the monitor: either may be what just failed.
         """
+        self._ended()
         self._note_failed()
         try:
             outcome = self.save.outcome()

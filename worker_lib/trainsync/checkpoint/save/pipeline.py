@@ -128,6 +128,7 @@ class SavePipeline:
 
     def _run_behind(self, before: threading.Event, save: _Save) -> None:
         """The rest of `start`, in a worker; ``before`` is set when the save before is written."""
+        save.writer.begun()
         try:
             self._finish_copy(save)
         except BaseException as error:

@@ -122,7 +122,7 @@ class Ledger:
             return
         save = self._save(key_of(receipt))
         before = save.receipts.get(receipt.participant)
-        if not save.open or before == receipt or receipt.writer in save.dead:
+        if not save.open or before == receipt or not save.counts(receipt):
             return
         if before is not None and before.writer not in (receipt.writer, *receipt.replaces):
             # Also where its writers could not see each other: whose bytes they are is not known.

@@ -134,13 +134,18 @@ class Save:
         """Which writer wrote the file of each path; see `SaveDirectory.files_of`."""
         return {e.path: receipt.writer for receipt in self.receipts.values() for e in receipt.files}
 
+    def counts(self, receipt: Receipt) -> bool:
+        """Whether it is not of a training before the one that writes the save now.
+
+        Successors of dead writers write all of it again, and what was rescued for those that have
+        none yet is older, too: with a part of each it would be a mixture.
+        """
+        return receipt.writer not in self.dead and not (receipt.rescued and self.dead)
+
     def take(self, receipt: Receipt) -> None:
         """A new or changed receipt."""
         self.dead.update(receipt.replaces)
-        # Their successors write all of it again; with a part of each it would be a mixture.
-        for stale in [
-            participant for participant, known in self.receipts.items() if known.writer in self.dead
-        ]:
+        for stale in [part for part, known in self.receipts.items() if not self.counts(known)]:
             self.drop(stale)
         participant = receipt.participant
         before = self.receipts.get(participant)

@@ -72,17 +72,24 @@ _RECORD: Final = TypeAdapter(_Record)
 
 
 class Writer:
-    """One coordinator of this process, as a writer of one incarnation's saves. Thread-safe."""
+    """One coordinator of this process, as a writer of one incarnation's saves. Thread-safe.
 
-    def __init__(self, run: RunDirectory, attempt: int, incarnation: str) -> None:
-        self.id: Final = secrets.token_hex(8)
+    Args:
+        continues: a writer of a process that has died, whose parts this one finishes in its name.
+            It stays dead for others: a process that is started anew takes its place, at any time.
+    """
+
+    def __init__(
+        self, run: RunDirectory, attempt: int, incarnation: str, continues: str | None = None
+    ) -> None:
+        self.id: Final = continues or secrets.token_hex(8)
         self._run = run
         self._attempt = attempt
         self._incarnation = incarnation
         self._directory = run.writers(attempt, incarnation)
         self._process = f"process {os.getpid()} on {socket.gethostname()}"
         self._lock = threading.Lock()  # guards what follows
-        self._lives = False
+        self._has_lock = continues is not None  # or needs none
 
     def claim(self, kind: SaveKind, step: int, participant: Participant) -> tuple[str, ...]:
         """Be the one that writes the participant's part of the save; to be asked again before the
@@ -194,7 +201,7 @@ class Writer:
 
     def _hold_lock(self) -> None:
         with self._lock:
-            if self._lives:
+            if self._has_lock:
                 return
             atomic.make_directory(self._directory)
             path = self._place(self.id)
@@ -210,7 +217,7 @@ class Writer:
             _MADE_HERE[self.id] = os.getpid()
             # With the process: not at its exit, while threads may still write.
             weakref.finalize(self, _let_go, self.id, fd).atexit = False
-            self._lives = True
+            self._has_lock = True
 
     def _place(self, writer: str) -> Path:
         return self._directory / f"{writer}.lock"

@@ -135,6 +135,12 @@ class PartPlace(Protocol):
 class Place(Protocol):
     """Where all saves of one attempt's incarnation go."""
 
+    @property
+    def writer(self) -> str | None:
+        """Names this process as the writer of all its parts; None: each part has a name of its
+        own."""
+        ...
+
     def save(self, kind: SaveKind, step: int) -> SaveRecords:
         """The records of one save."""
         ...

@@ -11,12 +11,18 @@ from trainsync.storage.objects.of_run import open_run_store
 
 
 def open_place(
-    where: str | Path, attempt: int, incarnation: str, *, incremental: bool = False
+    where: str | Path,
+    attempt: int,
+    incarnation: str,
+    *,
+    incremental: bool = False,
+    continues: str | None = None,
 ) -> Place:
     """The place; credentials of a store are the environment's.
 
     Args:
         incremental: states that have not changed since the newest commit are not written again.
+        continues: the `Place.writer` of a process that has died, whose parts are finished.
 
     Raises:
         StoreUrlError: a URL, and of no store that can be opened.
@@ -25,4 +31,4 @@ def open_place(
         bucket = open_run_store(str(where))
         return StorePlace(bucket, attempt, incarnation, incremental=incremental)
     run = RunDirectory(Path(where))
-    return VolumePlace(run, attempt, incarnation, incremental=incremental)
+    return VolumePlace(run, attempt, incarnation, incremental=incremental, continues=continues)

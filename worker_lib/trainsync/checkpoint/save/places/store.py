@@ -404,6 +404,11 @@ class StorePlace:
         self._known = KnownFiles() if incremental else None
         self._resumed = ResumedFiles(attempt, incarnation)
 
+    @property
+    def writer(self) -> str | None:
+        """See `Place`."""
+        return None
+
     def save(self, kind: SaveKind, step: int) -> StoredRecords:
         """See `Place`."""
         return StoredRecords(self._bucket, *self._owner, kind, step)

@@ -160,16 +160,28 @@ class VolumePlace:
 
     Args:
         incremental: states of checkpoints that have not changed are not written again.
+        continues: see `Writer`.
     """
 
     def __init__(
-        self, run: RunDirectory, attempt: int, incarnation: str, *, incremental: bool = False
+        self,
+        run: RunDirectory,
+        attempt: int,
+        incarnation: str,
+        *,
+        incremental: bool = False,
+        continues: str | None = None,
     ) -> None:
         self._run = run
         self._attempt = attempt
         self._incarnation = incarnation
-        self._claims = Writer(run, attempt, incarnation)
+        self._claims = Writer(run, attempt, incarnation, continues)
         self._links = Links(run) if incremental else None
+
+    @property
+    def writer(self) -> str | None:
+        """See `Place`."""
+        return self._claims.id
 
     def save(self, kind: SaveKind, step: int) -> VolumeRecords:
         """See `Place`."""
