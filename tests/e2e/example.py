@@ -11,16 +11,25 @@ from tests.e2e import harness
 from tests.ray_params import LITTLE_HEAD, LITTLE_RAY
 
 
-def start(platform: Platform, name: str, steps: int, options: str = "", **spec: Any) -> harness.Run:
-    """Apply the example's TrainingRun; ``spec`` has fields that differ."""
+def start(
+    platform: Platform, name: str, steps: int, options: str = "", replicas: int = 2, **spec: Any
+) -> harness.Run:
+    """Apply the example's TrainingRun.
+
+    Args:
+        replicas: trainers, and explorers.
+        spec: fields that differ.
+    """
     manifest = load_run(MANIFEST)
     manifest["metadata"]["name"] = name
     manifest["spec"] |= {"ttlSecondsAfterFinished": 0, **spec}
     (cluster,) = manifest["spec"]["clusters"]
-    cluster["entrypoint"] = f"python -m tiny_grpo.train --steps {steps} {options}".rstrip()
+    sizes = f"--steps {steps} --trainers {replicas} --explorers {replicas}"
+    cluster["entrypoint"] = f"python -m tiny_grpo.train {sizes} {options}".rstrip()
     cluster["head"]["rayStartParams"] = LITTLE_HEAD
     for group in cluster["groups"]:
         group["rayStartParams"] = {"num-cpus": "1", **LITTLE_RAY}
+        group["replicas"] = replicas
     platform.kubectl.apply(platform.fit(manifest), namespace=harness.NAMESPACE)
     return harness.Run(platform, name)
 
