@@ -21,10 +21,12 @@ class Gcs:
     Args:
         port: of the XML API, which obstore speaks.
         target: fake-gcs-server's own.
+        authorizations: of all requests that came.
     """
 
     port: int
     target: int
+    authorizations: set[str]
 
     @property
     def endpoint(self) -> str:
@@ -63,8 +65,8 @@ def serving(program: Path, root: Path) -> Iterator[Gcs]:
         )
         try:
             wait_for_port(process, port)
-            with gcs_front.running(port) as front:
-                yield Gcs(front, port)
+            with gcs_front.running(port) as (front, authorizations):
+                yield Gcs(front, port, authorizations)
         finally:
             process.kill()
             process.wait()

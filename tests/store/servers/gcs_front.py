@@ -40,13 +40,15 @@ class _Front(ThreadingHTTPServer):
     def __init__(self, target: int) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.target = target
+        self.authorizations: set[str] = set()
+        """Of all requests that came."""
         self.uploads: dict[str, tuple[str, dict[int, bytes]]] = {}
         """By their id: the object's path, and its parts by their numbers."""
 
 
 @contextmanager
-def running(target: int) -> Iterator[int]:
-    """The front's port for as long as the body runs.
+def running(target: int) -> Iterator[tuple[int, set[str]]]:
+    """The front's port, and the ``Authorization`` of requests, for as long as the body runs.
 
     Args:
         target: fake-gcs-server's port on this machine.
@@ -55,7 +57,7 @@ def running(target: int) -> Iterator[int]:
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield server.server_address[1]
+        yield server.server_address[1], server.authorizations
     finally:
         server.shutdown()
         server.server_close()
@@ -72,6 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _do(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        self.server.authorizations.add(self.headers.get("Authorization", ""))
         url = urlsplit(self.path)
         bucket, _, key = url.path.removeprefix("/").partition("/")
         self.bucket, self.key = unquote(bucket), unquote(key)
