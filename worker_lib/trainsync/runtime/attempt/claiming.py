@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.runtime import clients
 from trainsync.runtime.attempt import spmd
+from trainsync.runtime.attempt.rescued import await_rescued_before_claim
 from trainsync.runtime.settings import RunSettings
 from trainsync.storage.hosting import Hosting
 
@@ -65,6 +66,7 @@ def join(
 
 def _claim(make: MakeContext[ContextT], settings: RunSettings) -> ContextT:
     hosting = clients.host(settings) if settings.is_local else None
+    await_rescued_before_claim(settings)
     given = settings.attempt
     attempt = clients.next_local_attempt(settings) if given is None else given
     settings = replace(settings, attempt=attempt, incarnation=secrets.token_hex(8))

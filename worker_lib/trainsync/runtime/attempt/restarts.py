@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from trainsync.api.status import LONGEST_RESTART_REASON
 from trainsync.monitor.client.base import MonitorClient, RenewalClient
 from trainsync.runtime.attempt import spmd
+from trainsync.runtime.attempt.rescued import await_rescued
 from trainsync.runtime.errors import JoinError
 from trainsync.runtime.settings import RunSettings
 from trainsync.storage.saves.incarnations import successor
@@ -63,13 +64,7 @@ def renewed(
         name = successor(monitor.incarnation)
     except ValueError as error:
         raise JoinError(str(error)) from error
-    if settings.memory_place is not None:
-        # Here: a driver need not have what it is made of.
-        from trainsync.checkpoint.rescue.waiting import await_rescue
-        from trainsync.checkpoint.save.places.opening import open_place
-
-        where = settings.directory if settings.store is None else settings.store
-        await_rescue(open_place(where, monitor.attempt, monitor.incarnation))
+    await_rescued(settings, [(monitor.attempt, monitor.incarnation)])
     return monitor.renew(name, reason[:LONGEST_RESTART_REASON])
 
 
