@@ -17,6 +17,7 @@ KEEP = "TRAINSYNC_PICTURES"
 ONLY_IN_TROUBLE = {
     "{{kind}} aborted: {{cause}}",
     "{{kind}} lacks a late part",
+    "{{kind}} part written from memory after a death",
     "checkpoint set aside",
     "copy to the mirror failed",
     "request {{reason}}",

@@ -74,6 +74,10 @@ class Trial:
         for child in self._children:
             child.kill()
 
+    def living(self) -> list[int]:
+        """Ids of this trial's processes that have not been seen to end."""
+        return [child.pid for child in self._children if child.status is None]
+
     def child(self, name: str, function: Callable[..., None], *arguments: Any) -> Child:
         """Start a process of this trial."""
         made = Child(name, function, *arguments, look=self.watch.look)

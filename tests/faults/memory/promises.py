@@ -1,5 +1,7 @@
 """Promises of what is kept in memory: the tier that serves each rank, and what is left over."""
 
+import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +22,7 @@ from tests.faults.processes import BrokenError
 COMPONENTS: Final = ("model", "extra_state")
 SLOW_SECONDS: Final = 30.0
 """More than a load may wait for a rank that is gone (15 s), on a busy machine."""
+_END_SECONDS: Final = 30.0  # for what outlives a rank to write the rank's parts
 _BESIDE: Final = frozenset({"alive", "lock", "guests"})
 
 
@@ -190,8 +193,18 @@ def check_no_temporaries(run: RunDirectory) -> None:
         raise BrokenError(f"temporary files are left: {', '.join(map(str, sorted(found)))}")
 
 
-def check_no_processes(conductor: int) -> None:
-    """Check that the trial left no process behind. The conductor is their reaper."""
-    text = Path(f"/proc/{conductor}/task/{conductor}/children").read_text()
-    if text.split():
-        raise BrokenError(f"processes are left: {text.strip()}")
+def check_no_processes(known: Iterable[int] = ()) -> None:
+    """Check that what outlives ranks ends, and no other process but the ``known`` is left.
+
+    This process is their reaper, and the ``known`` are its own children.
+    """
+    own, end = set(known), time.monotonic() + _END_SECONDS
+    while True:
+        text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+        left = {int(child) for child in text.split()} - own
+        left = {child for child in left if os.waitpid(child, os.WNOHANG) == (0, 0)}
+        if not left:
+            return
+        if time.monotonic() > end:
+            raise BrokenError(f"processes are left: {sorted(left)}")
+        time.sleep(0.01)

@@ -278,6 +278,7 @@ class Scene:
         self.trial.watch.look()
         for step in manifest.committed_steps(self.trial.run, _KIND):
             promises.check_whole(self.trial.run, self.saved(step))
+        promises.check_no_processes(self.trial.living())
         # A rank may end before it hears of its last commit.
         steps = (self.committed - STRIDE, self.committed)
         promises.check_left((self.place_of(pod) for pod in set(self.pods)), steps)
@@ -332,7 +333,7 @@ def scene(
             raise
         finally:
             trial.end()
-        promises.check_no_processes(os.getpid())
+        promises.check_no_processes()
 
 
 def _hide(step: Path) -> Iterator[tuple[Path, bytes]]:
