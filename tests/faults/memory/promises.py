@@ -193,12 +193,12 @@ def check_no_temporaries(run: RunDirectory) -> None:
         raise BrokenError(f"temporary files are left: {', '.join(map(str, sorted(found)))}")
 
 
-def check_no_processes(known: Iterable[int] = ()) -> None:
+def check_no_processes(known: Iterable[int] = (), seconds: float = _END_SECONDS) -> None:
     """Check that what outlives ranks ends, and no other process but the ``known`` is left.
 
     This process is their reaper, and the ``known`` are its own children.
     """
-    own, end = set(known), time.monotonic() + _END_SECONDS
+    own, end = set(known), time.monotonic() + seconds
     while True:
         text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
         left = {int(child) for child in text.split()} - own

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from trainsync.checkpoint.rescue.waiting import await_rescue
 from trainsync.storage.saves import receipts
-from trainsync.storage.saves.receipts import Rescue, SaveOutcome
+from trainsync.storage.saves.receipts import ParticipantFailure, Rescue, SaveOutcome
 
+from tests.unit.checkpoint.memory.keeping import INCARNATION
 from tests.unit.checkpoint.rescue.rescues import CHECKPOINT, Saving, receipt_of
 
 
@@ -21,7 +22,7 @@ class Waiting:
     def wait(self) -> float:
         """How long it took."""
         began = self.now
-        await_rescue(self.saving.place, lambda: self.now, self._sleep)
+        await_rescue([self.saving.place], lambda: self.now, self._sleep)
         return self.now - began
 
     def say(self, step: int, rank: int, *, kept: bool) -> None:
@@ -72,6 +73,30 @@ def test_a_part_that_is_lost_is_not_waited_for_but_an_older_save_is(waiting: Wai
         waiting.saving.register(step)
     waiting.say(6, 0, kept=True)
     waiting.say(6, 1, kept=False)
+    waiting.say(5, 0, kept=True)
+    waiting.write(5, 1)
+    waiting.at = {3.0: [(5, 0)]}
+    assert 3.0 <= waiting.wait() < 4.0
+
+
+def test_a_save_of_which_a_part_failed_is_not_waited_for_but_an_older_one_is(
+    waiting: Waiting,
+) -> None:
+    for step in (5, 6):
+        waiting.saving.register(step)
+    waiting.write(6, 0)
+    receipts.write_failure(
+        waiting.saving.save(6),
+        ParticipantFailure(
+            kind=CHECKPOINT,
+            step=6,
+            attempt=0,
+            incarnation=INCARNATION,
+            component="model",
+            rank=1,
+            error="No space left on device",
+        ),
+    )
     waiting.say(5, 0, kept=True)
     waiting.write(5, 1)
     waiting.at = {3.0: [(5, 0)]}

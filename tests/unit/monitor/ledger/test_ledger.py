@@ -113,6 +113,25 @@ def test_what_was_rescued_is_not_committed_with_a_part_of_ranks_that_were_made_a
     assert commit.writers == {"new/0": "cccccccc", "new/1": "dddddddd"}
 
 
+@pytest.mark.parametrize("order", list(permutations(range(2))))
+def test_parts_of_two_trainings_are_not_committed_though_both_were_rescued(
+    order: tuple[int, ...],
+) -> None:
+    facts = [
+        dataclasses.replace(by(of_rank(0), "aaaaaaaa", path="old/0"), rescued=True),
+        dataclasses.replace(by(of_rank(1), "dddddddd", "bbbbbbbb", path="new/1"), rescued=True),
+    ]
+    ledger = granted()
+    ledger.register(registration())
+    for number in order:
+        ledger.receive(facts[number])
+    assert settle(ledger) == []
+    ledger.receive(by(of_rank(0), "cccccccc", "aaaaaaaa", path="new/0"))
+    (commit,) = settle(ledger)
+    assert isinstance(commit, CommitSave)
+    assert commit.writers == {"new/0": "cccccccc", "new/1": "dddddddd"}
+
+
 def test_a_receipt_that_was_withdrawn_is_waited_for_again() -> None:
     ledger = granted()
     ledger.register(registration())

@@ -72,7 +72,7 @@ def finish(place: Place, part: PartKey, kept: KeptPart) -> None:
         raise ValueError(f"{kept.file} has changed in memory")
     entries += there.write_small(kept.attachments)
     failpoint("rescue.written")
-    there.claim()
+    replaces = there.claim()
     if not is_wanted(there.records, part):
         raise FileNotFoundError("the save has ended meanwhile")
     there.write_receipt(
@@ -81,6 +81,7 @@ def finish(place: Place, part: PartKey, kept: KeptPart) -> None:
             files=tuple(entries),
             seconds=kept.receipt.seconds + time.monotonic() - started,
             writer=there.writer,
+            replaces=replaces,
             rescued=True,
         )
     )

@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Iterable
+from itertools import islice, product
 from typing import Final
 
 from trainsync.api.protocol import SaveKind
@@ -23,17 +23,18 @@ _STEPS: Final = 3
 
 
 def await_rescue(
-    place: Place,
+    places: Iterable[Place],
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Wait until the newest save of each kind that can still become whole is; never raises.
 
-    To be called once no process of the incarnation lives any more. Of a save without the word of
-    what outlives each process, such as one whose pod is gone, a second is waited; in all a minute.
+    To be called once no process of the places' incarnations lives any more. Of a save without the
+    word of what outlives each process, such as one whose pod is gone, a second is waited; in all a
+    minute.
     """
     began = clock()
-    for kind in SaveKind:
+    for place, kind in product(places, SaveKind):
         try:
             for step in islice(place.registered(kind), _STEPS):
                 if _becomes_whole(place.save(kind, step), began, clock, sleep):
@@ -55,8 +56,8 @@ def _becomes_whole(
         if outcome is not None:
             return outcome.error is None
         registration = save.registration()
-        if registration is None:
-            return False  # it is being removed
+        if registration is None or save.has_failed():
+            return False  # it is being removed, or will be aborted
         missing = set(registration.participants).difference(save.writers())
         if not missing:
             return True

@@ -130,12 +130,17 @@ class PartWriter:
 
     def begun(self) -> None:
         """The save is on its way: what outlives this process is to speak of the part."""
-        if self.rescuer is not None and self._function is None and self.part.is_resumed_from:
+        if self.rescuer is not None and self._is_kept:
             self.rescuer.began(self._key)
 
     def _ended(self) -> None:
-        if self.rescuer is not None and self._function is None and self.part.is_resumed_from:
+        if self.rescuer is not None and self._is_kept:
             self.rescuer.ended(self._key)
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether the part is one that is kept in memory, too."""
+        return self.memory is not None and self._function is None and self.part.is_resumed_from
 
     def __str__(self) -> str:
         return f"{self.kind.value} of step {self.step}, {self.participant}"
@@ -169,7 +174,11 @@ class PartWriter:
                 self._run_function()
             # Before anything else is asked: the save may be committed, with another's part.
             self._files.claim()
-            kept_seconds = self._keep(state, cost)
+            kept_seconds = 0.0
+            if self._is_kept and state is not None:
+                if not self._take_over():
+                    return Written()
+                kept_seconds = self._keep(state, cost)
             permit: AbstractContextManager[None] = nullcontext()
             if permits is not None and not self.is_collective:
                 if self._committed_before():  # a permit would be waited for in vain
@@ -177,12 +186,10 @@ class PartWriter:
                 permit = permits.hold(str(self))
             with permit:
                 failpoint("save.granted")
-                if self._committed_before():
+                if not self._take_over():
                     return Written()
                 started = time.monotonic()
                 try:
-                    # Of a process before this one, which speaks of other bytes.
-                    self._files.withdraw()
                     entries = self._write_files(state)
                 except FileNotFoundError:
                     # The monitor removes the staging of a save that is committed already.
@@ -224,10 +231,25 @@ class PartWriter:
             self._clear()
         self.fail(error)
 
-    def _keep(self, state: StagedState | None, cost: SaveCost) -> float:
+    def _take_over(self) -> bool:
+        """Withdraw what a process before this one has said of other bytes.
+
+        False where the save is committed already. Raises as `_committed_before`.
+        """
+        if self._committed_before():
+            return False
+        try:
+            self._files.withdraw()
+        except FileNotFoundError:
+            # The monitor removes the staging of a save that is committed already.
+            if not self._committed_before():
+                raise
+            return False
+        return True
+
+    def _keep(self, state: StagedState, cost: SaveCost) -> float:
         """Put the state into memory before it goes anywhere else; the seconds that took."""
-        if self.memory is None or state is None or not self.part.is_resumed_from:
-            return 0.0
+        assert self.memory is not None, "it is kept"
         started = time.monotonic()
         self._kept = self.memory.begin(self.step, self.participant, cost.staged_bytes)
         if self._kept is None:

@@ -128,9 +128,9 @@ class SavePipeline:
 
     def _run_behind(self, before: threading.Event, save: _Save) -> None:
         """The rest of `start`, in a worker; ``before`` is set when the save before is written."""
-        save.writer.begun()
         try:
             self._finish_copy(save)
+            save.writer.begun()  # not before: training may wait for the copy
         except BaseException as error:
             failure = self._give_up(save, error)
             if isinstance(error, Exception):

@@ -137,10 +137,11 @@ class Save:
     def counts(self, receipt: Receipt) -> bool:
         """Whether it is not of a training before the one that writes the save now.
 
-        Successors of dead writers write all of it again, and what was rescued for those that have
+        Successors of dead writers write all of it again, and what was rescued of writers that have
         none yet is older, too: with a part of each it would be a mixture.
         """
-        return receipt.writer not in self.dead and not (receipt.rescued and self.dead)
+        is_older = bool(receipt.rescued and self.dead and not receipt.replaces)
+        return receipt.writer not in self.dead and not is_older
 
     def take(self, receipt: Receipt) -> None:
         """A new or changed receipt."""

@@ -22,16 +22,15 @@ def await_rescued(settings: RunSettings, owners: list[tuple[int, str]]) -> None:
     from trainsync.checkpoint.save.places.opening import open_place
 
     where = settings.directory if settings.store is None else settings.store
-    for attempt, incarnation in owners:
-        await_rescue(open_place(where, attempt, incarnation))
+    await_rescue([open_place(where, attempt, incarnation) for attempt, incarnation in owners])
 
 
 def await_rescued_before_claim(settings: RunSettings) -> None:
-    """The same for the owners of the newest attempt, which the next one is about to supersede."""
+    """The same for the owners of the newest attempt, if the next one is about to supersede that."""
     if settings.memory_place is None:
         return
     try:
-        owners = _newest_owners(settings)
+        owners = [owner for owner in _newest_owners(settings) if owner[0] != settings.attempt]
     except (OSError, StorageError) as error:
         logger.warning("what the attempt before had in memory is not awaited: %s", error)
         return

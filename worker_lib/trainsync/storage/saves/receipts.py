@@ -19,7 +19,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.storage import atomic, records
 from trainsync.storage.digest import PATTERN as DIGEST_PATTERN
 from trainsync.storage.errors import DamagedFileError
-from trainsync.storage.layout import SaveDirectory
+from trainsync.storage.layout import FAILURE_SUFFIX, SaveDirectory
 from trainsync.storage.saves.based import Base
 
 Count = Annotated[int, Field(ge=0)]
@@ -258,6 +258,14 @@ def rescues(save: SaveDirectory) -> list[Rescue]:
         return [records.read(_RESCUE, path) for path in paths]
     except FileNotFoundError:  # the save has ended
         return []
+
+
+def has_failed(save: SaveDirectory) -> bool:
+    """Whether a participant could not save, by the names of the files. Raises `OSError`."""
+    try:
+        return any(path.name.endswith(FAILURE_SUFFIX) for path in save.receipts.iterdir())
+    except FileNotFoundError:
+        return False
 
 
 def write_registration(save: SaveDirectory, registration: SaveRegistration) -> None:

@@ -36,6 +36,10 @@ class SaveRecords(Protocol):
         """The participants with a receipt or a failure."""
         ...
 
+    def has_failed(self) -> bool:
+        """Whether a participant could not save: the save will be aborted."""
+        ...
+
     def rescues(self) -> list[Rescue]:
         """What is said of participants whose processes died before their receipts."""
         ...

@@ -46,6 +46,10 @@ class VolumeRecords:
         """See `SaveRecords`."""
         return receipts.writers(self._directory)
 
+    def has_failed(self) -> bool:
+        """See `SaveRecords`."""
+        return receipts.has_failed(self._directory)
+
     def rescues(self) -> list[Rescue]:
         """See `SaveRecords`."""
         return receipts.rescues(self._directory)

@@ -69,6 +69,11 @@ def failure(folder: str, participant: Participant) -> str:
     return f"{folder}/{_FAILURES}/{participant_name(participant.component, participant.rank)}.json"
 
 
+def failures(folder: str) -> str:
+    """The folder of failures of the save in ``folder``."""
+    return f"{folder}/{_FAILURES}"
+
+
 def rescues(folder: str) -> str:
     """The folder of what is said of participants whose processes died."""
     return f"{folder}/{_RESCUES}"

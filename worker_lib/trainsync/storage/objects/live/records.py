@@ -61,6 +61,10 @@ class StoredRecords:
                 found.add(parsed[0])
         return sorted(found)
 
+    def has_failed(self) -> bool:
+        """Whether a participant could not save."""
+        return bool(self.bucket.below(names.failures(self.folder)))
+
     def is_there(self) -> bool:
         """Whether there is any record of the save."""
         return bool(self.bucket.below(self.folder))
