@@ -64,13 +64,6 @@ def encode(told: PartTold) -> bytes:
     return _TOLD.dump_json(told) + b"\n"
 
 
-class Lines:
-    """Takes bytes as they come, and gives whole lines; one that is cut off is never given."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def take(self, data: bytes) -> list[PartTold]:
-        """What has become whole. Raises `ValueError`: it is no line of ours."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [_TOLD.validate_json(line) for line in lines]
+def decode(line: bytes) -> PartTold:
+    """What a line says. Raises `ValueError`: it is no line of ours."""
+    return _TOLD.validate_json(line)

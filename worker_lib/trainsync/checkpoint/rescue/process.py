@@ -2,18 +2,20 @@
 
 It is no child of the rank, as Ray and others kill those with it, and no thread, which dies with it.
 It holds no memory but its own: the parts are files, which stay when the rank has gone.
+
+Only the standard library is imported at first: most ranks live on, or end with nothing unfinished.
 """
 
+import json
 import logging
 import selectors
 import socket
+from collections.abc import Callable
 from typing import Final
 
-from trainsync.checkpoint.rescue.finish import rescue
-from trainsync.checkpoint.rescue.messages import KeptPart, Lines, PartKey
-from trainsync.checkpoint.save.places.opening import open_place
-
 _CHUNK: Final = 1 << 20
+_IDLE_SECONDS: Final = 5.0
+"""Of a rank that lives for so long what a rescue needs is imported: it takes a quarter second."""
 
 
 def main(arguments: list[str]) -> None:
@@ -28,36 +30,63 @@ def main(arguments: list[str]) -> None:
         level=logging.INFO, format="%(asctime)s trainsync.rescue %(levelname)s %(message)s"
     )
     with socket.socket(fileno=int(connection)) as told:
-        parts = unfinished_at_death(told, int(pidfd))
-    if parts:
+        lines = unfinished_at_death(told, int(pidfd), _prepare)
+    if lines:
+        from trainsync.checkpoint.rescue.finish import rescue
+        from trainsync.checkpoint.rescue.messages import decode
+        from trainsync.checkpoint.save.places.opening import open_place
+
+        parts = {said.part: said.kept for said in map(decode, lines)}
         rescue(open_place(where, int(attempt), incarnation, continues=writer or None), parts)
 
 
-def unfinished_at_death(told: socket.socket, pidfd: int) -> dict[PartKey, KeptPart | None]:
-    """Listen until the rank has died; its parts that were begun and have not ended.
+def unfinished_at_death(
+    told: socket.socket, pidfd: int, prepare: Callable[[], None] = lambda: None
+) -> list[bytes]:
+    """Listen until the rank has died; the last line of each part that has not ended.
 
     Nothing at once where the rank has closed the socket with none of them.
+
+    Args:
+        prepare: called once the rank has lived, and said nothing, for a while.
 
     Raises:
         OSError: the socket.
         ValueError: what came is no message.
     """
     told.setblocking(False)
-    lines, parts = Lines(), dict[PartKey, KeptPart | None]()
+    lines, parts = Lines(), dict[str, bytes]()
     with selectors.DefaultSelector() as selector:
         selector.register(told, selectors.EVENT_READ)
         selector.register(pidfd, selectors.EVENT_READ)
         is_open = is_alive = True
+        patience: float | None = _IDLE_SECONDS
         while is_alive and (is_open or parts):
-            ready = {key.fd for key, _ in selector.select()}
+            ready = {key.fd for key, _ in selector.select(patience)}
+            if not ready:
+                prepare()
+                patience = None
+                continue
             is_alive = pidfd not in ready
             if is_open and not _take(told, lines, parts):
                 is_open = False
                 selector.unregister(told)
-    return parts
+    return list(parts.values())
 
 
-def _take(told: socket.socket, lines: Lines, parts: dict[PartKey, KeptPart | None]) -> bool:
+class Lines:
+    """Takes bytes as they come, and gives whole lines; one that is cut off is never given."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def take(self, data: bytes) -> list[bytes]:
+        """What has become whole."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return lines
+
+
+def _take(told: socket.socket, lines: Lines, parts: dict[str, bytes]) -> bool:
     """Take all that has come; False: no more will."""
     while True:
         try:
@@ -68,8 +97,16 @@ def _take(told: socket.socket, lines: Lines, parts: dict[PartKey, KeptPart | Non
             return False
         if not data:
             return False
-        for message in lines.take(data):
-            if message.change == "ended":
-                parts.pop(message.part, None)
+        for line in lines.take(data):
+            said = json.loads(line)
+            part = json.dumps(said["part"], sort_keys=True)
+            if said["change"] == "ended":
+                parts.pop(part, None)
             else:
-                parts[message.part] = message.kept
+                parts[part] = line
+
+
+def _prepare() -> None:
+    """Import what a rescue needs, so that a restart waits for less."""
+    import trainsync.checkpoint.rescue.finish
+    import trainsync.checkpoint.save.places.opening  # noqa: F401
