@@ -4,6 +4,7 @@ import os
 import secrets
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -27,13 +28,7 @@ def run(directory: Path, steps: list[int], point: str | None = None) -> int | No
     Args:
         point: where it kills itself, such as ``memory.sealing/2``: the second time.
     """
-    process = CONTEXT.Process(target=_save, args=(directory, steps, point))
-    process.start()
-    process.join(60)
-    if process.is_alive():
-        process.kill()
-        raise TimeoutError("the process saves for a minute")
-    return process.exitcode
+    return _run(_save, directory, steps, point)
 
 
 def run_two(directory: Path, step: int, written: int) -> int | None:
@@ -42,7 +37,11 @@ def run_two(directory: Path, step: int, written: int) -> int | None:
     Args:
         written: so many have their receipts by then.
     """
-    process = CONTEXT.Process(target=_save_two, args=(directory, step, written))
+    return _run(_save_two, directory, step, written)
+
+
+def _run(target: Callable[..., None], *arguments: object) -> int | None:
+    process = CONTEXT.Process(target=target, args=arguments)
     process.start()
     process.join(60)
     if process.is_alive():

@@ -95,31 +95,14 @@ def test_what_a_dead_writer_wrote_waits_for_its_successor_in_any_order(
 
 
 @pytest.mark.parametrize("order", list(permutations(range(2))))
+@pytest.mark.parametrize("both", [False, True])
 def test_what_was_rescued_is_not_committed_with_a_part_of_ranks_that_were_made_anew(
-    order: tuple[int, ...],
+    order: tuple[int, ...], both: bool
 ) -> None:
+    """Also where that was rescued, too."""
     facts = [
         dataclasses.replace(by(of_rank(0), "aaaaaaaa", path="old/0"), rescued=True),
-        by(of_rank(1), "dddddddd", "bbbbbbbb", path="new/1"),
-    ]
-    ledger = granted()
-    ledger.register(registration())
-    for number in order:
-        ledger.receive(facts[number])
-    assert settle(ledger) == []
-    ledger.receive(by(of_rank(0), "cccccccc", "aaaaaaaa", path="new/0"))
-    (commit,) = settle(ledger)
-    assert isinstance(commit, CommitSave)
-    assert commit.writers == {"new/0": "cccccccc", "new/1": "dddddddd"}
-
-
-@pytest.mark.parametrize("order", list(permutations(range(2))))
-def test_parts_of_two_trainings_are_not_committed_though_both_were_rescued(
-    order: tuple[int, ...],
-) -> None:
-    facts = [
-        dataclasses.replace(by(of_rank(0), "aaaaaaaa", path="old/0"), rescued=True),
-        dataclasses.replace(by(of_rank(1), "dddddddd", "bbbbbbbb", path="new/1"), rescued=True),
+        dataclasses.replace(by(of_rank(1), "dddddddd", "bbbbbbbb", path="new/1"), rescued=both),
     ]
     ledger = granted()
     ledger.register(registration())
