@@ -103,10 +103,10 @@ def test_a_save_of_which_a_part_failed_is_not_waited_for_but_an_older_one_is(
     assert 3.0 <= waiting.wait() < 4.0
 
 
-def test_a_process_of_which_nothing_is_left_costs_a_second(waiting: Waiting) -> None:
+def test_a_process_of_which_nothing_is_left_costs_three_seconds(waiting: Waiting) -> None:
     waiting.saving.register(5)
     waiting.say(5, 0, kept=True)
-    assert 1.0 <= waiting.wait() < 2.0
+    assert 3.0 <= waiting.wait() < 4.0
 
 
 def test_a_part_that_never_comes_costs_a_minute_in_all(waiting: Waiting) -> None:

@@ -13,7 +13,7 @@ from trainsync.storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
-_ANSWER_SECONDS: Final = 1.0
+_ANSWER_SECONDS: Final = 3.0
 """For what outlives a process to say that it does, or that the part is lost."""
 
 _LOOK_SECONDS: Final = 0.02
@@ -30,8 +30,8 @@ def await_rescue(
     """Wait until the newest save of each kind that can still become whole is; never raises.
 
     To be called once no process of the places' incarnations lives any more. Of a save without the
-    word of what outlives each process, such as one whose pod is gone, a second is waited; in all a
-    minute.
+    word of what outlives each process, such as one whose pod is gone, three seconds are waited; in
+    all a minute.
     """
     began = clock()
     for place, kind in product(places, SaveKind):
