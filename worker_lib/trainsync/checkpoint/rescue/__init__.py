@@ -3,7 +3,7 @@
     rank: shard file in memory → told to the process → volume or store → receipt
     rank dies between → the process writes the rest of it, as the very same save
 
-So a save that all ranks had staged is committed, although one was killed with the next instruction.
+So a save that all ranks had in memory is committed, although they were killed.
 Begin at `rescuer` (of the rank); `process` is the other side of the socket, `messages` what goes
 through, `finish` writes a part, and `waiting` lets a restart wait for parts that are on their way.
 Nothing here imports torch: the process is small, and starts fast.

@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Final
 from trainsync.checkpoint.memory.writing import FileInMemory
 from trainsync.checkpoint.rescue.messages import KeptPart, PartKey
 from trainsync.checkpoint.save.places.base import Place, SaveRecords
+from trainsync.checkpoint.save.places.uploading import Wanted
 from trainsync.failpoints import failpoint
 from trainsync.storage.errors import SecondWriterError, StorageError
 from trainsync.storage.patience import Patience
@@ -66,7 +66,8 @@ def finish(place: Place, part: PartKey, kept: KeptPart) -> None:
     failpoint("rescue.finishing")
     (expected,) = kept.receipt.files
     with closing(FileInMemory(kept.file)) as memory:
-        produce = partial(memory.produce, check=_Wanted(place.save(part.kind, part.step)).check)
+        wanted = Wanted(partial(_has_ended, place.save(part.kind, part.step)), _LOOK_SECONDS)
+        produce = partial(memory.produce, check=wanted.check)
         entries = there.write_state(expected.path, produce, expected.bytes)
     if entries[0] != expected:
         raise ValueError(f"{kept.file} has changed in memory")
@@ -97,24 +98,9 @@ def is_wanted(save: SaveRecords, part: PartKey) -> bool:
     return save.outcome() is None and part.participant not in save.writers()
 
 
-class _Wanted:
-    """Whether the save whose part is written may still be committed. For one thread."""
-
-    def __init__(self, save: SaveRecords, clock: Callable[[], float] = time.monotonic) -> None:
-        self._save = save
-        self._clock = clock
-        self._asked = clock()
-        self._was_registered = False
-
-    def check(self) -> None:
-        """Pass, as a rule at once. Raises `FileNotFoundError`, and `StorageError`, `OSError`."""
-        if self._clock() - self._asked < _LOOK_SECONDS:
-            return
-        self._asked = self._clock()
-        is_registered = self._save.registration() is not None
-        if self._save.outcome() is not None or (self._was_registered and not is_registered):
-            raise FileNotFoundError("the save has ended meanwhile")
-        self._was_registered = is_registered
+def _has_ended(save: SaveRecords) -> bool:
+    """Whether it has, also where its records are removed: the process that died is superseded."""
+    return save.outcome() is not None or not save.is_there()
 
 
 def _say(place: Place, part: PartKey, *, kept: bool) -> None:

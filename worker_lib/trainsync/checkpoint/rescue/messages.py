@@ -48,7 +48,7 @@ class PartTold:
     Attributes:
         change: ``began``: it is being saved. ``kept``: it is ``kept``. ``ended``: it has a receipt,
             or never will.
-        part: it.
+        part: the part that has changed.
     """
 
     change: Literal["began", "kept", "ended"]

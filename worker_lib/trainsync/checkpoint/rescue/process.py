@@ -109,4 +109,4 @@ def _take(told: socket.socket, lines: Lines, parts: dict[str, bytes]) -> bool:
 def _prepare() -> None:
     """Import what a rescue needs, so that a restart waits for less."""
     import trainsync.checkpoint.rescue.finish
-    import trainsync.checkpoint.save.places.opening  # noqa: F401
+    import trainsync.checkpoint.save.places.opening  # noqa: F401 - for later

@@ -23,14 +23,16 @@ ASK_SECONDS: Final = 30.0
 
 
 class Wanted:
-    """Whether what is uploaded is of use still. For one thread.
+    """Whether what is written is of use still. For one thread.
 
     Args:
-        has_ended: asks the store whether the save has.
+        has_ended: asks the store or the volume whether the save has.
+        every: seconds between two questions; None: `ASK_SECONDS`.
     """
 
-    def __init__(self, has_ended: Callable[[], bool]) -> None:
+    def __init__(self, has_ended: Callable[[], bool], every: float | None = None) -> None:
         self._has_ended = has_ended
+        self._every = ASK_SECONDS if every is None else every
         self._asked = time.monotonic()
 
     def check(self) -> None:
@@ -42,11 +44,11 @@ class Wanted:
         """
         if ending.over.is_set():
             raise SaveAbandonedError("the process exited before the part was written")
-        if time.monotonic() - self._asked < ASK_SECONDS:
+        if time.monotonic() - self._asked < self._every:
             return
         with suppress(StorageError):  # the upload itself tells of a store that is away
             if self._has_ended():
-                raise FileNotFoundError("the save has ended while its files were uploaded")
+                raise FileNotFoundError("the save has ended while its files were written")
         self._asked = time.monotonic()
 
 
