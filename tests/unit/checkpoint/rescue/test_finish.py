@@ -1,6 +1,7 @@
 """A part that is whole in memory is written as its rank would have written the part."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -64,6 +65,16 @@ def test_of_a_save_that_has_ended_and_of_a_part_with_a_receipt_nothing_is_writte
     assert saving.written(5) == []
     assert saving.written(6) == before
     assert saving.place.save(CHECKPOINT, 6).rescues() == []
+
+
+def test_of_a_save_whose_records_are_swept_nothing_is_said_and_nothing_written(
+    saving: Saving,
+) -> None:
+    saving.register(5)
+    kept = saving.keep(5)
+    shutil.rmtree(saving.save(5).path)
+    rescue(saving.place, {part_of(5): kept})
+    assert not saving.save(5).path.exists()
 
 
 def test_bytes_that_changed_in_memory_are_no_part(saving: Saving) -> None:

@@ -95,7 +95,7 @@ def finish(place: Place, part: PartKey, kept: KeptPart) -> None:
 
 def is_wanted(save: SaveRecords, part: PartKey) -> bool:
     """Whether the save is open and lacks the part. Raises `OSError`, `StorageError`."""
-    return save.outcome() is None and part.participant not in save.writers()
+    return not _has_ended(save) and part.participant not in save.writers()
 
 
 def _has_ended(save: SaveRecords) -> bool:
