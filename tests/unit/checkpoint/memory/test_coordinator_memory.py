@@ -1,11 +1,13 @@
 """A coordinator with memory: commits and aborts drop, and no trouble with memory is a save's."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from trainsync import failpoints
 from trainsync.api.protocol import SaveKind, SaveState
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import SaveAbortedError, SaveFailedError
@@ -47,6 +49,10 @@ def kept(directory: Path) -> list[int]:
     return sorted(file.step for file in place_in(directory).files() if not file.is_spare)
 
 
+def sealed(directory: Path) -> list[int]:
+    return sorted(file.step for file in place_in(directory).files() if file.digest is not None)
+
+
 def resume_of(monitor: LocalMonitorClient, directory: Path) -> Resume:
     point = monitor.resume()
     assert point is not None
@@ -59,6 +65,25 @@ def test_a_commit_drops_what_was_kept_before_without_another_save(
     for step in (5, 6):
         save(coordinator, step)
     eventually(lambda: kept(tmp_path) == [6])
+
+
+def test_a_state_is_whole_in_memory_while_the_save_before_it_is_written(
+    coordinator: CheckpointCoordinator, tmp_path: Path
+) -> None:
+    go_on = threading.Event()
+
+    def hold(point: str) -> None:
+        if point == "written":
+            assert go_on.wait(30)
+
+    with failpoints.enabled(failpoints.SAVE, hold):
+        for step in (5, 6):
+            coordinator.register(step, checkpoint_participants=PLACE)
+            coordinator.save_async("model", {"w": torch.full((1000,), float(step))}, step)
+        eventually(lambda: sealed(tmp_path) == [5, 6])
+        go_on.set()
+        coordinator.wait_all(30)
+    coordinator.finish(6, timeout=30)
 
 
 def test_a_rank_that_registers_nothing_hears_of_commits_from_the_volume(

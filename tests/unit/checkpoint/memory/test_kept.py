@@ -10,6 +10,7 @@ import pytest
 from trainsync import failpoints
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.memory import kept as module
+from trainsync.storage.objects.errors import StoreUnavailableError
 from trainsync.storage.saves.receipts import Participant
 
 from tests.unit.checkpoint.memory.keeping import INCARNATION, MODEL, Keeping, digest_of
@@ -95,6 +96,26 @@ def test_the_next_save_finds_a_commit_that_nothing_told_it_of(keeping: Keeping) 
         keeping.commit(step)
     keeping.keep(7, DATA)
     assert keeping.sealed() == [6, 7]
+
+
+def test_what_is_saved_while_the_storage_is_away_is_kept_as_far_as_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeping = Keeping(tmp_path, budget=2 * len(DATA))
+    keeping.keep(5, DATA)
+    keeping.commit(5)
+    with monkeypatch.context() as patch:
+
+        def away() -> int | None:
+            raise StoreUnavailableError("the bucket is away")
+
+        patch.setattr(keeping.shared, "newest", away)
+        for step in (6, 7):
+            keeping.keep(step, DATA)
+        assert keeping.sealed() == [5, 6]
+    keeping.commit(6)
+    keeping.keep(8, DATA)
+    assert keeping.sealed() == [6, 8]
 
 
 def test_a_process_that_starts_again_drops_all_but_the_newest_commit(

@@ -142,7 +142,7 @@ class KeptShards:
             except BaseException:
                 file.discard()
                 raise
-        except (_NoRoomError, OSError, StorageError) as error:
+        except (_NoRoomError, OSError) as error:
             self.skip(f"{participant} of step {step}", error)
             return None
         return file
@@ -209,10 +209,18 @@ class KeptShards:
             os.ftruncate(fd, size)
 
     def _look(self, step: int) -> None:
-        """Look up the newest commit, once a step; a process does not hear of every one."""
+        """Look up the newest commit, once a step; a process does not hear of every one.
+
+        Where the storage is away nothing more is dropped than was known to be over.
+        """
         with self._lock:
             is_known = self._looked_for == step or self._needed is not None
-        newest = None if is_known else self._shared.newest()
+        newest = None
+        if not is_known:
+            try:
+                newest = self._shared.newest()
+            except (OSError, StorageError) as error:
+                logger.warning("memory is not freed of what is over by now: %s", error)
         with self._lock:
             self._looked_for = step
             self._aborted.discard(step)  # it is saved again

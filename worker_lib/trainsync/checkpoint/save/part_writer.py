@@ -18,7 +18,7 @@ from trainsync.checkpoint.errors import (
     SaveFailedError,
     aborted_error,
 )
-from trainsync.checkpoint.memory.kept import KeptFile, KeptShards
+from trainsync.checkpoint.memory.kept import KeptFile, KeptShards, SealedFile
 from trainsync.checkpoint.memory.writing import FileInMemory, put_into_memory
 from trainsync.checkpoint.rescue.messages import KeptPart, PartKey
 from trainsync.checkpoint.rescue.rescuer import Rescuer
@@ -111,6 +111,7 @@ class PartWriter:
         self._kept: KeptFile | None = None
         self._in_memory: FileInMemory | None = None
         self._sealed: FileEntry | None = None  # of the file in memory
+        self._keep_seconds = 0.0
         source = self.part.source
         self._function = None if isinstance(source, Mapping) else source
         self.save = self.place.save(self.kind, self.step)
@@ -132,6 +133,29 @@ class PartWriter:
         """The save is on its way: what outlives this process is to speak of the part."""
         if self.rescuer is not None and self._is_kept:
             self.rescuer.began(self._key)
+
+    def keep(self, state: StagedState | None, cost: SaveCost) -> None:
+        """Put the state into memory, if it is to be kept there; nothing is waited for.
+
+        Args:
+            state, cost: see `write`, which comes next.
+
+        Raises:
+            SaveAbandonedError: the process exits; the part is to be reported as failed.
+        """
+        if self.memory is None or state is None or not self._is_kept:
+            return
+        started = time.monotonic()
+        try:
+            self._kept = self.memory.begin(self.step, self.participant, cost.staged_bytes)
+            if self._kept is not None:
+                sealed = put_into_memory(self._kept, partial(dump, state.state))
+                self._keep_seconds = time.monotonic() - started
+                if sealed is not None:
+                    self._tell_kept(sealed, cost)
+        except BaseException:
+            self._clear()
+            raise
 
     def _ended(self) -> None:
         if self.rescuer is not None and self._is_kept:
@@ -155,7 +179,7 @@ class PartWriter:
     def write(
         self, state: StagedState | None, cost: SaveCost, permits: WritePermits | None
     ) -> Written:
-        """Write the files, then the receipt.
+        """Write the files, from memory where `keep` has put the state there, then the receipt.
 
         Args:
             state: the staged copy; of a function, None.
@@ -174,11 +198,6 @@ class PartWriter:
                 self._run_function()
             # Before anything else is asked: the save may be committed, with another's part.
             self._files.claim()
-            kept_seconds = 0.0
-            if self._is_kept and state is not None:
-                if not self._take_over():
-                    return Written()
-                kept_seconds = self._keep(state, cost)
             permit: AbstractContextManager[None] = nullcontext()
             if permits is not None and not self.is_collective:
                 if self._committed_before():  # a permit would be waited for in vain
@@ -196,8 +215,8 @@ class PartWriter:
                     if not self._committed_before():
                         raise
                     return Written()
-                seconds = kept_seconds + time.monotonic() - started
-            queue_seconds = max(0.0, started - cost.staged - kept_seconds)
+                seconds = self._keep_seconds + time.monotonic() - started
+            queue_seconds = max(0.0, started - cost.staged - self._keep_seconds)
             receipt = self._receipt(entries, cost, seconds, queue_seconds)
             self._write_receipt(receipt)
         except (SaveAbortedError, SaveFailedError):
@@ -247,26 +266,17 @@ class PartWriter:
             return False
         return True
 
-    def _keep(self, state: StagedState, cost: SaveCost) -> float:
-        """Put the state into memory before it goes anywhere else; the seconds that took."""
-        assert self.memory is not None, "it is kept"
-        started = time.monotonic()
-        self._kept = self.memory.begin(self.step, self.participant, cost.staged_bytes)
-        if self._kept is None:
-            return 0.0
-        sealed = put_into_memory(self._kept, partial(dump, state.state))
-        seconds = time.monotonic() - started
-        if sealed is None:
-            return seconds
+    def _tell_kept(self, sealed: SealedFile, cost: SaveCost) -> None:
+        """The state is whole in memory: its file is made from there, whether this process lives or
+        not."""
         self._sealed = FileEntry(self._path, sealed.bytes, sealed.digest)
         if self.rescuer is not None:
-            receipt = self._receipt([self._sealed], cost, seconds, max(0.0, started - cost.staged))
+            receipt = self._receipt([self._sealed], cost, self._keep_seconds, 0.0)
             kept = KeptPart(file=sealed.path, receipt=receipt, attachments=self._small)
             self.rescuer.kept(self._key, kept)
         failpoint("memory.told")
         with suppress(OSError):  # it was dropped meanwhile: the staged state is written
             self._in_memory = FileInMemory(sealed.path)
-        return seconds
 
     @property
     def _path(self) -> str:

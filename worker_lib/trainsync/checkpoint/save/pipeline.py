@@ -1,7 +1,7 @@
 """A save of one part, from the call of ``save_*`` to the word to the monitor.
 
-    slot of staging memory → copy → (save of the same name before) → permit → files → receipt
-    → slot given back → the monitor is told
+    slot of staging memory → copy → (kept in memory) → (save of the same name before) → permit
+    → files → receipt → slot given back → the monitor is told
 
 The caller waits for the slot and the copy; of an overlapped copy, only the optimizer's step does.
 `SavePipeline.start` does the first steps, `SavePipeline._run_behind` the others in a worker thread.
@@ -131,6 +131,7 @@ class SavePipeline:
         try:
             self._finish_copy(save)
             save.writer.begun()  # not before: training may wait for the copy
+            save.writer.keep(save.state, save.cost)
         except BaseException as error:
             failure = self._give_up(save, error)
             if isinstance(error, Exception):
@@ -159,6 +160,7 @@ class SavePipeline:
         try:
             self._stage(save, overlapped=False)
             self._finish_copy(save)
+            save.writer.keep(save.state, save.cost)
             self._wait_written(part)
         except BaseException as error:
             self._counters.add(failures=1)
