@@ -1,4 +1,4 @@
-"""Listings that lack what was just put: nothing committed is lost by them, and no save is."""
+"""Listings that lack what was just put, and puts that fail: nothing committed is lost by them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 from obstore.store import MemoryStore
+from trainsync import failpoints
 from trainsync.api.protocol import ParticipantRef, SaveKind, SaveRequest, SaveState
 from trainsync.monitor.commit.core import CoreSettings
 from trainsync.monitor.ledger.saves import SaveOwner
@@ -13,6 +14,7 @@ from trainsync.monitor.store.core import StoreCore
 from trainsync.storage.digest import format_digest, new_hasher
 from trainsync.storage.objects import commits, inspecting, keys
 from trainsync.storage.objects.bucket import Bucket, Limits, ObjectInfo
+from trainsync.storage.objects.errors import StoreUnavailableError
 from trainsync.storage.objects.live import names
 from trainsync.storage.objects.live.records import StoredRecords
 from trainsync.storage.saves.receipts import FileEntry, Receipt
@@ -22,14 +24,20 @@ PATH = "actor/model.pt"
 
 
 class LateBucket(Bucket):
-    """Its listings lack the keys that begin with one of ``hidden``."""
+    """Its listings lack the keys that begin with one of ``hidden``; ``refused`` cannot be put."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore(), "memory://", Limits())
         self.hidden: tuple[str, ...] = ()
+        self.refused = ""
 
     def objects(self, folder: str) -> list[ObjectInfo]:
         return [one for one in super().objects(folder) if not one.key.startswith(self.hidden)]
+
+    def create(self, key: str, data: bytes) -> None:
+        if key == self.refused:
+            raise StoreUnavailableError(f"putting {key}: the store is away")
+        super().create(key, data)
 
     def below(self, folder: str) -> list[ObjectInfo]:
         return [one for one in super().below(folder) if not one.key.startswith(self.hidden)]
@@ -56,8 +64,15 @@ def monitor(bucket: Bucket, attempt: int, keep: int | None = None) -> tuple[Stor
     return core, owner
 
 
-def save(bucket: Bucket, core: StoreCore, owner: SaveOwner, step: int, of: int = 0) -> SaveState:
-    """A save; with ``of`` its file is the object of that step."""
+def save(
+    bucket: Bucket,
+    core: StoreCore,
+    owner: SaveOwner,
+    step: int,
+    of: int = 0,
+    paths: tuple[str, ...] = (PATH,),
+) -> SaveState:
+    """A save of files with the same bytes; with ``of`` they are the objects of that step."""
     part = ParticipantRef(component="model", rank=0)
     core.saves.register(owner, SaveRequest(kind=CHECKPOINT, step=step, participants=[part]))
     hasher = new_hasher()
@@ -70,14 +85,15 @@ def save(bucket: Bucket, core: StoreCore, owner: SaveOwner, step: int, of: int =
         component="model",
         rank=0,
         world_size=1,
-        files=(FileEntry(PATH, 5, format_digest(hasher)),),
+        files=tuple(FileEntry(path, 5, format_digest(hasher)) for path in paths),
         seconds=0.0,
         writer="bbbbbbbb",
     )
-    (key,) = names.shards(receipt).values()
+    shards = names.shards(receipt)
     if of:
-        receipt = replace(receipt, step=step, kept={PATH: key})
-    bucket.create(key, b"bytes")
+        receipt = replace(receipt, step=step, kept=shards)
+    for key in shards.values():
+        bucket.create(key, b"bytes")
     records = StoredRecords(bucket, owner.attempt, owner.incarnation, CHECKPOINT, step)
     records.write_receipt(receipt)
     core.tick()
@@ -122,3 +138,49 @@ def test_retention_spares_what_a_commit_names_that_the_listing_lacks(bucket: Lat
     core.tick()
     bucket.hidden = ()
     assert commits.committed_steps(bucket, CHECKPOINT) == [2]
+
+
+def test_a_monitor_ends_no_save_that_is_committed_though_the_listing_lacks_how_it_ended(
+    bucket: LateBucket,
+) -> None:
+    """The monitor before was killed before it had removed what the participants had said."""
+    core, owner = monitor(bucket, 0, keep=1)
+    records = StoredRecords(bucket, owner.attempt, owner.incarnation, CHECKPOINT, 1)
+    deleted: list[tuple[str, bytes]] = []
+
+    def remember(point: str) -> None:
+        if point == "outcome":
+            deleted.extend(
+                (one.key, bucket.get(one.key).data) for one in bucket.below(records.folder)
+            )
+
+    with failpoints.enabled(failpoints.LIVE, remember):
+        save(bucket, core, owner, 1, paths=(PATH, "actor/optim.pt"))
+    assert save(bucket, core, owner, 2, of=1) is SaveState.COMMITTED
+    core.tick()
+    for key, data in deleted:
+        bucket.create(key, data)
+    bucket.hidden = (names.outcome(records.folder),)
+    core, owner = monitor(bucket, 1)
+    core.tick()
+    point = core.resume(owner)
+    assert point is not None
+    assert point.step == 2
+
+
+def test_no_step_is_removed_before_it_is_recorded_that_it_was_committed(
+    bucket: LateBucket,
+) -> None:
+    """Else the next monitor, which finds receipts alone, would abort the save, with its objects."""
+    core, owner = monitor(bucket, 0, keep=1)
+    folder = names.save(owner.attempt, owner.incarnation, CHECKPOINT, 1)
+    bucket.refused = names.outcome(folder)
+    save(bucket, core, owner, 1, paths=(PATH, "actor/optim.pt"))
+    assert save(bucket, core, owner, 2, of=1) is SaveState.COMMITTED
+    core.tick()
+    bucket.refused = ""
+    core, owner = monitor(bucket, 1)
+    core.tick()
+    point = core.resume(owner)
+    assert point is not None
+    assert point.step == 2

@@ -251,6 +251,9 @@ class StoreExecutor:
                 raise
             except StoreError as error:
                 self.health.io_error(doing, str(error))
+                # No step goes before it is recorded that its save was committed: else the next
+                # monitor would abort that, with objects that later steps name.
+                return
 
     def _decide(self, now: datetime) -> bool:
         """Carry out what is decided now; whether anything changed."""

@@ -77,7 +77,9 @@ class RecordScan:
         records = records_of(self._bucket, key)
         save = ledger.find(key)
         has_outcome = names.outcome(folder) in {f"{folder}/{rest}" for rest in rests}
-        if save is None and has_outcome:  # it ended under a monitor before this one
+        if save is None:
+            # It may have ended under a monitor before this one; a listing that is late lacks that,
+            # and has records that were removed since.
             try:
                 outcome = records.outcome()
             except DamagedFileError as error:

@@ -20,6 +20,7 @@ from trainsync.storage.layout import parse_step
 from trainsync.storage.objects import commits, keys
 from trainsync.storage.objects.bucket import Bucket
 from trainsync.storage.objects.live import names, references
+from trainsync.storage.objects.live.records import StoredRecords
 from trainsync.storage.objects.live.term import Tenure
 from trainsync.storage.saves.receipts import SaveOutcome
 from trainsync.storage.saves.retention import choose_removals
@@ -30,7 +31,8 @@ _LOG: Final = logging.getLogger(__name__)
 def end_save(bucket: Bucket, tenure: Tenure, key: SaveKey, outcome: SaveOutcome) -> None:
     """Record how a save ended, for its participants, and remove what they said.
 
-    Objects that the receipts of an aborted save have put go, too.
+    Objects that the receipts of an aborted save have put go, too; not where the save is recorded to
+    have been committed before: later steps may name them.
 
     Raises:
         TermLostError: another monitor commits by now, the aborted save perhaps: its objects stay.
@@ -38,7 +40,8 @@ def end_save(bucket: Bucket, tenure: Tenure, key: SaveKey, outcome: SaveOutcome)
     records = records_of(bucket, key)
     failpoint("live.outcome")
     records.write_outcome(outcome)
-    if outcome.error is not None:
+    is_aborted = outcome.error is not None and _stands_as_aborted(records)
+    if is_aborted:
         tenure.check()
     gone: list[str] = []
     for info in bucket.below(records.folder):
@@ -49,7 +52,7 @@ def end_save(bucket: Bucket, tenure: Tenure, key: SaveKey, outcome: SaveOutcome)
                 gone.append(info.key)
             continue
         gone.append(info.key)
-        if outcome.error is not None and not part[1]:
+        if is_aborted and not part[1]:
             try:
                 receipt = records.receipt(part[0])
             except DamagedFileError:
@@ -57,6 +60,15 @@ def end_save(bucket: Bucket, tenure: Tenure, key: SaveKey, outcome: SaveOutcome)
             if receipt is not None:
                 bucket.delete(sorted(names.own_shards(receipt).values()))
     bucket.delete(gone)
+
+
+def _stands_as_aborted(records: StoredRecords) -> bool:
+    """Whether no other outcome was recorded first."""
+    try:
+        first = records.outcome()
+    except DamagedFileError:
+        return False
+    return first is None or first.error is not None
 
 
 def forget_save(bucket: Bucket, key: SaveKey) -> None:
