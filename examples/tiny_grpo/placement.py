@@ -15,8 +15,8 @@ def actor_options(
     """Options of one trainer or explorer actor.
 
     In a TrainingRun every pod has one unit of its role's ``resource``, so each actor gets a pod of
-    its own; a local Ray has no such resource, and all actors share the machine. GPUs, if any, are
-    shared evenly; ``shares`` is how many actors share one actor's part.
+    its own; a local Ray has no such resource, if it is not given, and all actors share the machine.
+    GPUs, if any, are shared evenly; ``shares`` is how many actors share one actor's part.
     """
     actors = config.trainers + config.explorers
     available: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
@@ -25,5 +25,5 @@ def actor_options(
         "num_cpus": 0,
         # Ray's resources have a resolution of 0.0001.
         "num_gpus": math.floor(gpus * 1e4) / 1e4,
-        "resources": {} if ctx.is_local else {resource: 1},
+        "resources": {} if ctx.is_local and resource not in available else {resource: 1},
     }

@@ -32,6 +32,7 @@ _WARM_TIMEOUT: Final = 30.0  # for a spare that is needed before it is warm
 _END_SECONDS: Final = 30.0  # for killed ranks to be gone
 # For a pod's Ray to accept a connection. Ray itself takes half a minute to call a node dead.
 _CONNECT_SECONDS: Final = 2.0
+_LOOK_SECONDS: Final = 0.5  # between two looks for new pods
 
 
 @dataclass
@@ -51,7 +52,11 @@ class TrainerLostError(Exception):
 
 
 class PodLostError(Exception):
-    """The pod of a rank is gone: the next attempt starts in new pods."""
+    """The pod of a rank is gone: another one takes its place, or the next attempt starts."""
+
+
+class RankNotGoneError(Exception):
+    """A rank was to end, and may live still: the next attempt starts."""
 
 
 class _RankActor:
@@ -148,7 +153,7 @@ class RayTrainers:
         """End the ranks that live, and wait until they are gone.
 
         Raises:
-            PodLostError: One may live still, and could go on to write: no rank takes its place.
+            RankNotGoneError: One may live still, and could go on to write: no rank takes its place.
         """
         for actor in self._actors:
             ray.kill(actor)
@@ -156,7 +161,9 @@ class RayTrainers:
         _, live = ray.wait(ended, num_returns=len(ended), timeout=_END_SECONDS)
         if live:
             ranks = [ended.index(reference) for reference in live]
-            raise PodLostError(f"ranks {ranks} are not gone {_END_SECONDS:g} s after their kill")
+            raise RankNotGoneError(
+                f"ranks {ranks} are not gone {_END_SECONDS:g} s after their kill"
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -258,20 +265,60 @@ def _raise_if_lost(left: Sequence[Any]) -> None:
             continue  # one that failed for the same cause
 
 
+def await_pods(places: RankPlaces, lost: PodLostError, seconds: float, resource: str) -> None:
+    """Wait for pods in place of those that are gone, and give them their ranks.
+
+    Args:
+        lost: raised where they do not come within ``seconds``.
+        resource: of Ray, that each pod of a trainer has.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        nodes = _alive()
+        gone = [
+            rank
+            for rank, name in enumerate(places.nodes)
+            if name not in nodes or _unreachable(nodes[name])
+        ]
+        new = [
+            name
+            for name, node in nodes.items()
+            if name not in places.nodes and node["Resources"].get(resource)
+        ]
+        if len(new) >= len(gone):
+            for rank, name in zip(gone, new, strict=False):
+                places.nodes[rank] = name
+            logger.info("ranks %s start in new pods", gone)
+            return
+        if time.monotonic() >= deadline:
+            raise lost
+        time.sleep(_LOOK_SECONDS)
+
+
 def _check_pods(nodes: Collection[str]) -> None:
     """Raise `PodLostError` unless Ray can be reached on each of ``nodes``."""
-    known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    places = {node["NodeID"]: node for node in known if node["Alive"]}
+    alive = _alive()
     for name in nodes:
-        if (node := places.get(name)) is None:
+        if (node := alive.get(name)) is None:
             raise PodLostError(f"the pod of a rank is gone: Ray's node {name} is dead")
-        address = node["NodeManagerAddress"], node["NodeManagerPort"]
-        try:
-            socket.create_connection(address, _CONNECT_SECONDS).close()
-        except OSError as error:
-            raise PodLostError(
-                f"the pod of a rank is gone: Ray at {address[0]}:{address[1]}: {error}"
-            ) from error
+        if why := _unreachable(node):
+            raise PodLostError(f"the pod of a rank is gone: {why}")
+
+
+def _alive() -> dict[str, dict[str, Any]]:
+    """The nodes that Ray takes to be alive, by id."""
+    known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return {node["NodeID"]: node for node in known if node["Alive"]}
+
+
+def _unreachable(node: dict[str, Any]) -> str | None:
+    """Why Ray cannot be reached on a node; None where it can."""
+    address = node["NodeManagerAddress"], node["NodeManagerPort"]
+    try:
+        socket.create_connection(address, _CONNECT_SECONDS).close()
+    except OSError as error:
+        return f"Ray at {address[0]}:{address[1]}: {error}"
+    return None
 
 
 def _raise_lost(error: ray.exceptions.RayActorError) -> None:

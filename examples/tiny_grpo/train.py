@@ -6,13 +6,20 @@ from pathlib import Path
 
 import ray
 from trainsync import Resume, RunContext
+from trainsync.api.names import RAY_RESOURCE_TRAINER
 
 from tiny_grpo.config import Config
 from tiny_grpo.driver import train
 from tiny_grpo.explorers import ExplorerGroup
 from tiny_grpo.history import History
 from tiny_grpo.probes import Probes
-from tiny_grpo.ray_trainers import RankPlaces, RayTrainers, TrainerLostError
+from tiny_grpo.ray_trainers import (
+    PodLostError,
+    RankPlaces,
+    RayTrainers,
+    TrainerLostError,
+    await_pods,
+)
 
 
 def main() -> None:
@@ -24,7 +31,7 @@ def main() -> None:
         "--max-restarts",
         type=int,
         default=3,
-        help="of trainers whose pods live, within an attempt; default 3",
+        help="of trainers within an attempt; default 3",
     )
     parser.add_argument(
         "--warm-spares",
@@ -53,9 +60,13 @@ def main() -> None:
         places = RankPlaces(warm=warm)
 
         def train_from(resume: Resume | None) -> None:
-            with RayTrainers(ctx, config, resume, places) as trainers:
-                explorers.wait_ready()
-                train(ctx, config, trainers, explorers, history, probes)
+            try:
+                with RayTrainers(ctx, config, resume, places) as trainers:
+                    explorers.wait_ready()
+                    train(ctx, config, trainers, explorers, history, probes)
+            except PodLostError as error:
+                await_pods(places, error, ctx.pod_replacement_seconds, RAY_RESOURCE_TRAINER)
+                raise TrainerLostError(str(error)) from error
 
         ctx.with_restarts(
             train_from, restart_on=TrainerLostError, max_restarts=arguments.max_restarts

@@ -142,6 +142,7 @@ def full(name: str = "run") -> Object:
                 "backoffSeconds": 30,
                 "restartScope": "Cluster",
                 "warmSpare": True,
+                "podReplacementSeconds": 120,
                 "progressDeadlineSeconds": 600,
                 "startupDeadlineSeconds": 900,
             },

@@ -495,6 +495,7 @@ def test_a_minimal_manifest_gets_its_defaults(namespace: Kubectl) -> None:
         "backoffSeconds": 10,
         "restartScope": "Job",
         "warmSpare": False,
+        "podReplacementSeconds": 0,
         "rules": [],
     }
     assert spec["checkpoint"]["interval"] == 100

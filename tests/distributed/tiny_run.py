@@ -49,15 +49,22 @@ def shared_ray() -> Iterator[str]:
 
 
 class Run:
-    """One run's directory, history and processes."""
+    """One run's directory, history and processes.
 
-    def __init__(self, directory: Path, ray_address: str, **sync: str) -> None:
+    Args:
+        forked: processes are forked with imports done; else each starts as in a pod.
+    """
+
+    def __init__(
+        self, directory: Path, ray_address: str, *, forked: bool = True, **sync: str
+    ) -> None:
+        self._python = forked_python() if forked else [sys.executable]
         self.directory = RunDirectory(directory / "run")
         self.history = directory / "history.jsonl"
         self.log = directory / "log"
         self.environment = {
             **sync,
-            **forked_workers(),
+            **(forked_workers() if forked else {}),
             "RAY_ADDRESS": ray_address,
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": PYTHONPATH,
@@ -73,7 +80,7 @@ class Run:
         self, *module: str, config: Config = CONFIG, options: Sequence[str] = ()
     ) -> subprocess.Popen[bytes]:
         """Start an attempt: ``python -m module…`` with the run's options, and these."""
-        command = [*forked_python(), "-m", *module, *self.arguments(config), *options]
+        command = [*self._python, "-m", *module, *self.arguments(config), *options]
         environ = os.environ | self.environment
         with self.log.open("ab") as log:
             return subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT)

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import yaml
 from trainsync.api import env, names
+from trainsync.api.failure_policy import FailurePolicy
 from trainsync.api.spec import Cluster
 
 from trainsync_operator.builders import fingerprint
@@ -17,7 +18,7 @@ _REMEMBERED: Final = 1024
 
 
 @lru_cache(_REMEMBERED)
-def _with_own(given: str, field: str, attempt: int, warm_spare: bool) -> str:
+def _with_own(given: str, field: str, attempt: int, asked: tuple[tuple[str, str], ...]) -> str:
     try:
         read = yaml.safe_load(given) or {}
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a day that no month has
@@ -30,11 +31,19 @@ def _with_own(given: str, field: str, attempt: int, warm_spare: bool) -> str:
             f"{field} must be a mapping, and env_vars in it too: write 'env_vars: {{NAME: value}}'"
         )
     # These override the environment of the pod, which outlives the attempt.
-    variables = {**(read.get("env_vars") or {}), env.ATTEMPT: str(attempt)}
-    if warm_spare:
-        variables[env.WARM_SPARE] = "true"
+    variables = {**(read.get("env_vars") or {}), env.ATTEMPT: str(attempt), **dict(asked)}
     text: str = yaml.safe_dump({**read, "env_vars": variables}, sort_keys=True)
     return text
+
+
+def _asked(policy: FailurePolicy) -> tuple[tuple[str, str], ...]:
+    """Variables for a job that restarts trainers in place."""
+    asked = []
+    if policy.warm_spare:
+        asked.append((env.WARM_SPARE, "true"))
+    if policy.pod_replacement_seconds:
+        asked.append((env.POD_REPLACEMENT_SECONDS, str(policy.pod_replacement_seconds)))
+    return tuple(asked)
 
 
 def build(target: Target, cluster: Cluster, ray_cluster_uid: str) -> dict[str, Any]:
@@ -57,7 +66,7 @@ def build(target: Target, cluster: Cluster, ray_cluster_uid: str) -> dict[str, A
             cluster.runtime_env_yaml or "",
             field,
             target.attempt,
-            run.spec.failure_policy.warm_spare,
+            _asked(run.spec.failure_policy),
         ),
         # RayJob and Ray job share a name, so that Ray refuses to start the job twice on one head.
         "jobId": name,

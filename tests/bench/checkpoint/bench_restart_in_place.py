@@ -86,7 +86,7 @@ def train(
     from tests.distributed.restarts import pauses
     from tests.distributed.tiny_run import CONFIG, Run
 
-    run = Run(directory, address)
+    run = Run(directory, address, forked=False)
     run.environment |= {
         env.CHECKPOINT_INTERVAL: "1",
         env.CHECKPOINT_MEMORY: BUDGET,

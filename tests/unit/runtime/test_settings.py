@@ -184,6 +184,16 @@ def test_warm_spares_are_asked_for_and_the_question_goes_on_to_other_processes(
         read_settings({**run, "TRAINSYNC_WARM_SPARE": "yes"})
 
 
+@pytest.mark.parametrize("run", [CLUSTER, {}])
+def test_the_wait_for_another_pod_goes_on_to_other_processes(run: dict[str, str]) -> None:
+    settings = read_settings({**run, "TRAINSYNC_POD_REPLACEMENT_SECONDS": "90"})
+    assert settings.pod_replacement_seconds == 90
+    assert settings.environment()["TRAINSYNC_POD_REPLACEMENT_SECONDS"] == "90"
+    assert read_settings(run).pod_replacement_seconds == 0
+    with pytest.raises(SettingsError, match="TRAINSYNC_POD_REPLACEMENT_SECONDS"):
+        read_settings({**run, "TRAINSYNC_POD_REPLACEMENT_SECONDS": "soon"})
+
+
 STORE = {
     "TRAINSYNC_SYNC_METHOD": "store",
     "TRAINSYNC_SYNC_STORE_URL": "s3://bucket/runs/a/",

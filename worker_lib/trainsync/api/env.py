@@ -20,6 +20,7 @@ ROLE: Final = "TRAINSYNC_ROLE"
 ATTEMPT: Final = "TRAINSYNC_ATTEMPT"
 # "true": the job is asked for warm spares. Set in the job's runtime environment, like its attempt.
 WARM_SPARE: Final = "TRAINSYNC_WARM_SPARE"
+POD_REPLACEMENT_SECONDS: Final = "TRAINSYNC_POD_REPLACEMENT_SECONDS"
 # Set by RunContext.env() for the processes that a claimed job starts; never by the operator.
 INCARNATION: Final = "TRAINSYNC_INCARNATION"
 # A process's rank for its coordinator; takes precedence over RANK and WORLD_SIZE, which torchrun

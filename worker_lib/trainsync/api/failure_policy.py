@@ -153,6 +153,16 @@ class FailurePolicy(Model):
             "Jobs that keep none ignore it."
         ),
     )
+    pod_replacement_seconds: int = Field(
+        default=0,
+        ge=0,
+        le=86400,
+        description=(
+            "Lets the job go on for so long when a trainer's pod is lost: until the job has "
+            "restarted its trainers in place, with a new pod. Set it where the job does so; else "
+            "trainers are started later than with 0, which ends the attempt at once."
+        ),
+    )
     progress_deadline_seconds: int | None = Field(
         default=None,
         ge=1,

@@ -87,6 +87,13 @@ class RunDescription:
         return self._settings.warm_spare
 
     @property
+    def pod_replacement_seconds(self) -> int:
+        """For so long a driver that restarts trainers in place may wait for a pod in place of one
+        that is lost: ``spec.failurePolicy.podReplacementSeconds``, or of a local run
+        ``TRAINSYNC_POD_REPLACEMENT_SECONDS``. After that the attempt ends; with 0 at once."""
+        return self._settings.pod_replacement_seconds
+
+    @property
     def is_local(self) -> bool:
         """Whether the monitor of this run lives in the process that claimed the attempt."""
         return self._settings.is_local

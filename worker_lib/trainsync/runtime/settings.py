@@ -128,6 +128,7 @@ class RunSettings:
     store: str | None = None
     """URL of the store that checkpoints are in; None: they are in ``directory``."""
     warm_spare: bool = False
+    pod_replacement_seconds: int = 0
 
     @property
     def is_apart(self) -> bool:
@@ -178,6 +179,7 @@ class RunSettings:
             env.SYNC_MAX_STALENESS: self.sync.max_staleness,
             env.SERVER_URLS: write_servers(self.servers),
             env.WARM_SPARE: "true" if self.warm_spare else None,
+            env.POD_REPLACEMENT_SECONDS: self.pod_replacement_seconds or None,
         }
         if self.checkpoint.memory is not None:
             values[env.CHECKPOINT_MEMORY_DIR] = self.checkpoint.memory_directory
@@ -245,6 +247,7 @@ def read_settings(environ: Mapping[str, str], directory: str | Path | None = Non
         servers=read_servers(environ),
         store=store,
         warm_spare=_flag(environ, env.WARM_SPARE),
+        pod_replacement_seconds=_number(environ, env.POD_REPLACEMENT_SECONDS, least=0) or 0,
     )
 
 
@@ -300,6 +303,7 @@ def _cluster(environ: Mapping[str, str]) -> RunSettings:
         servers=read_servers(environ),
         store=store,
         warm_spare=_flag(environ, env.WARM_SPARE),
+        pod_replacement_seconds=_number(environ, env.POD_REPLACEMENT_SECONDS, least=0) or 0,
     )
 
 

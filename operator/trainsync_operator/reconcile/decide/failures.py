@@ -231,25 +231,36 @@ def _ends(pods: list[Pod]) -> str:
 
 
 def _lost_trainers(
-    run: Run, state: State, observed: Observed, started: datetime, out: Findings
+    run: Run, state: State, observed: Observed, started: datetime, now: datetime, out: Findings
 ) -> None:
-    cluster = run.trainer_cluster
+    cluster, policy = run.trainer_cluster, run.spec.failure_policy
     group = next(group for group in cluster.groups if group.role is Role.TRAINER)
-    # A pod younger than the job replaces a pod that the job has lost.
-    original = [
+    restarted = (run.status.get("restartsInPlace") or {}).get("time")
+    taken = max(started, objects.optional_time(restarted) or started)
+    trainers = [
         pod
         for pod in observed.pods_of(state.cluster_attempt)
-        if pod.cluster == cluster.name and pod.group == group.name and pod.created <= started
+        if pod.cluster == cluster.name and pod.group == group.name
     ]
+    # A younger pod replaces a pod that the job has lost, and has not gone on without.
+    original = [pod for pod in trainers if pod.created <= taken]
     missing = group.replicas - sum(1 for pod in original if pod.alive)
-    ends = _ends(original)
-    if missing > 0:
-        message = (
-            f"{missing} of {group.replicas} trainer pods of cluster {cluster.name}"
-            f" (group {group.name}) were lost.{ends}"
-        )
-        scope = run.spec.failure_policy.restart_scope
-        out.causes.append(Cause(Reason.TRAINER_POD_LOST, message, scope))
+    if missing <= 0:
+        return
+    message = (
+        f"{missing} of {group.replicas} trainer pods of cluster {cluster.name}"
+        f" (group {group.name}) were lost.{_ends(original)}"
+    )
+    cause = Cause(Reason.TRAINER_POD_LOST, message, policy.restart_scope)
+    if out.causes or not policy.pod_replacement_seconds:
+        out.causes.append(cause)
+        return
+    # The loss was before any sign of it; without one KubeRay is still to make a pod.
+    signs = [pod.created for pod in trainers if pod.created > taken]
+    signs += [pod.deletion_deadline for pod in original if pod.deletion_deadline]
+    _after(
+        out, min(signs, default=now) + timedelta(seconds=policy.pod_replacement_seconds), now, cause
+    )
 
 
 def _lost_clusters(
@@ -355,7 +366,7 @@ def find(
     started = max(job.created for job in jobs)
     _lost_clusters(run, state, observed, started, now, out)
     _failed_jobs(jobs, run.spec.failure_policy.restart_scope, out)
-    _lost_trainers(run, state, observed, started, out)
+    _lost_trainers(run, state, observed, started, now, out)
     _out_of_memory(state, observed, started, out)
     _disruptions(state, observed, started, out)
     _no_progress(run, started, now, out)

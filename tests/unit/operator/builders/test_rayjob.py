@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from trainsync.api.env import ATTEMPT, WARM_SPARE
+from trainsync.api.env import ATTEMPT, POD_REPLACEMENT_SECONDS, WARM_SPARE
 from trainsync_operator.reconcile.run import SpecError
 
 from tests.unit.operator.builders.built import built_job, with_cluster
@@ -20,14 +20,16 @@ def test_the_job_carries_its_attempt_over_that_of_the_pods_and_keeps_the_users_e
     assert yaml.safe_load(built_job()["spec"]["runtimeEnvYAML"]) == {"env_vars": {ATTEMPT: "7"}}
 
 
-def test_the_job_is_asked_for_warm_spares_where_the_run_wants_some() -> None:
-    def told(**policy: object) -> str | None:
+def test_the_job_is_told_what_a_restart_in_place_may_have() -> None:
+    def told(name: str, **policy: object) -> str | None:
         job = built_job(spec(failurePolicy=policy))
         variables = yaml.safe_load(job["spec"]["runtimeEnvYAML"])["env_vars"]
-        return variables.get(WARM_SPARE)
+        return variables.get(name)
 
-    assert told(warmSpare=True) == "true"
-    assert told(warmSpare=False) is told() is None
+    assert told(WARM_SPARE, warmSpare=True) == "true"
+    assert told(WARM_SPARE, warmSpare=False) is told(WARM_SPARE) is None
+    assert told(POD_REPLACEMENT_SECONDS, podReplacementSeconds=90) == "90"
+    assert told(POD_REPLACEMENT_SECONDS) is None
 
 
 @pytest.mark.parametrize("given", ["- a", "env_vars: 3", "a: [", "a: b: c", "a: 2026-13-45"])

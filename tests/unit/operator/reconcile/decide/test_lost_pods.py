@@ -7,8 +7,9 @@ from trainsync_operator.reconcile.decide.attempts import (
     Transition,
     decide,
 )
-from trainsync_operator.reconcile.decide.failures import HEAD_UNREADY_AFTER, STUCK_AFTER
-from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
+from trainsync_operator.reconcile.decide.failures import HEAD_UNREADY_AFTER, STUCK_AFTER, Reason
+from trainsync_operator.reconcile.observed import Job, JobPhase, Observed, Pod
+from trainsync_operator.reconcile.run import Run
 
 from tests.unit.operator.reconcile.decide.cases import (
     NOW,
@@ -24,6 +25,7 @@ from tests.unit.operator.support import (
     pods,
     ray_cluster,
     seconds,
+    spec,
 )
 
 
@@ -63,6 +65,51 @@ def test_a_trainer_pod_that_died_or_was_replaced_starts_the_next_attempt(
     changed = (*pods()[:2], pod("Trainer", 1, **broken), *pods()[3:])
     observed = healthy((job(JobPhase.RUNNING),), pods=changed)
     assert decide(make_run(), RUNNING, observed, NOW).transition is Transition.RESTART
+
+
+WAITS = spec(failurePolicy={"podReplacementSeconds": 120})
+REPLACED = pod("Trainer", 1, created=START + seconds(30))
+IN_PLACE = {"count": 1, "reason": "PodLostError"}
+
+
+def lost(*trainers: Pod, phase: JobPhase = JobPhase.RUNNING) -> Observed:
+    """The last trainer's pod is gone; ``trainers`` are there."""
+    return healthy((job(phase),), pods=(*pods()[:2], *trainers, *pods()[3:]))
+
+
+def test_a_job_that_may_get_another_pod_is_left_alone_until_its_time_is_over() -> None:
+    run = make_run(WAITS)
+    assert decide(run, RUNNING, lost(), NOW).transition is None
+    decision = decide(run, RUNNING, lost(REPLACED), NOW)
+    assert decision.transition is None
+    over = REPLACED.created + seconds(120)
+    assert over in decision.due
+    ended = decide(run, RUNNING, lost(REPLACED), over)
+    assert ended.transition is Transition.RESTART
+    assert "1 of 2 trainer pods" in ended.message
+
+
+def test_the_time_for_another_pod_begins_with_the_end_of_the_one_that_is_lost() -> None:
+    ending = pod("Trainer", 1, alive=False, deletion_deadline=START + seconds(20))
+    decision = decide(make_run(WAITS), RUNNING, lost(ending), NOW)
+    assert START + seconds(20 + 120) in decision.due
+
+
+def test_a_job_that_has_restarted_in_place_since_has_the_pod_that_was_made() -> None:
+    def at(moment: int) -> Run:
+        time = (START + seconds(moment)).isoformat()
+        return make_run(WAITS, status={"restartsInPlace": {**IN_PLACE, "time": time}})
+
+    later = REPLACED.created + seconds(600)
+    assert decide(at(40), RUNNING, lost(REPLACED), later).transition is None
+    # Of another loss, before that one.
+    assert decide(at(20), RUNNING, lost(REPLACED), later).transition is Transition.RESTART
+    assert decide(at(40), RUNNING, lost(), NOW).transition is None, "another one is lost"
+
+
+def test_a_job_that_fails_of_a_lost_pod_is_not_waited_for() -> None:
+    failed = decide(make_run(WAITS), RUNNING, lost(phase=JobPhase.FAILED), NOW)
+    assert (failed.transition, failed.cause) == (Transition.RESTART, Reason.JOB_FAILED)
 
 
 def test_a_lost_explorer_is_left_to_the_job() -> None:
