@@ -48,7 +48,7 @@ class RankPlaces:
 
 
 class TrainerLostError(Exception):
-    """A rank's process died, and all pods live."""
+    """A rank's process died, and each rank has a pod that lives."""
 
 
 class PodLostError(Exception):
@@ -288,7 +288,8 @@ def await_pods(places: RankPlaces, lost: PodLostError, seconds: float, resource:
         if len(new) >= len(gone):
             for rank, name in zip(gone, new, strict=False):
                 places.nodes[rank] = name
-            logger.info("ranks %s start in new pods", gone)
+            if gone:
+                logger.info("ranks %s start in new pods", gone)
             return
         if time.monotonic() >= deadline:
             raise lost

@@ -14,7 +14,7 @@ from trainsync_operator.kube.client import ApiRefusedError
 from trainsync_operator.kube.kinds import RUN
 from trainsync_operator.kube.objects import Object
 from trainsync_operator.reconcile import status
-from trainsync_operator.reconcile.decide import startup
+from trainsync_operator.reconcile.decide import losses, startup
 from trainsync_operator.reconcile.decide.attempts import Decision
 from trainsync_operator.reconcile.decide.stopping import StopOutcome
 from trainsync_operator.reconcile.events import Recorder
@@ -129,6 +129,10 @@ class Reports:
         failed = startup.pod_failures(run, state, observed)
         if written and failed and failed != _said_of_pods(run):
             await self._events.problem(run, status.PODS_FAILING, failed, now)
+        loss = state.trainer_loss
+        if written and loss is not None and "trainerLoss" not in run.status:
+            message = losses.told(run, loss)
+            await self._events.problem(run, status.TRAINER_POD_LOST, message, now)
         return objects.status(written) if written else None
 
     async def unable(self, key: Key, message: str, now: datetime) -> None:

@@ -12,7 +12,7 @@ from trainsync.api import names
 from trainsync.api.base import Model
 from trainsync.api.servers import Server
 from trainsync.api.spec import Cluster, Group, Role, TrainingRunSpec
-from trainsync.api.status import ConditionType, LastFailure, StopRequest
+from trainsync.api.status import ConditionType, LastFailure, StopRequest, TrainerLoss
 
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.objects import Object
@@ -80,6 +80,8 @@ class State:
     outcome: Outcome | None = None
     # Kept by all later attempts.
     last_failure: LastFailure | None = None
+    # Of the present attempt, while its job may go on in other pods.
+    trainer_loss: TrainerLoss | None = None
 
 
 @dataclass(frozen=True)
@@ -249,6 +251,7 @@ def remembered(status: dict[str, Any]) -> State:
         stopping=readable(StopRequest, status.get("stopping"), "status.stopping"),
         outcome=_outcome(status),
         last_failure=readable(LastFailure, status.get("lastFailure"), "status.lastFailure"),
+        trainer_loss=readable(TrainerLoss, status.get("trainerLoss"), "status.trainerLoss"),
     )
 
 

@@ -26,7 +26,7 @@ from trainsync.api.status import (
 
 from trainsync_operator.builders import raycluster
 from trainsync_operator.kube import objects
-from trainsync_operator.reconcile.decide import failures, hindsight, startup, stopping
+from trainsync_operator.reconcile.decide import failures, hindsight, losses, startup, stopping
 from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
 from trainsync_operator.reconcile.plan import is_queued, why_monitor_not_ready, why_not_ready
 from trainsync_operator.reconcile.run import Problem, Run, State
@@ -36,7 +36,7 @@ OWNED_FIELDS: Final = (
     "observedGeneration", "phase", "attempt", "restarts", "infrastructureRestarts",
     "startTime", "activeSince", "completionTime", "nextAttemptTime", "startingSince",
     "problem", "clusters", "readyClusters", "explorerReplicas", "explorerSelector", "servers",
-    "readyServers", "pods", "monitor", "stopping", "lastFailure",
+    "readyServers", "pods", "monitor", "stopping", "lastFailure", "trainerLoss",
 )  # fmt: skip
 OWNED_CONDITIONS: Final = (
     ConditionType.READY,
@@ -50,6 +50,8 @@ PODS_FAILING: Final = "PodsFailing"
 """Reason of Ready while Ray pods end before there is a job."""
 JOB_FAILED: Final = "JobFailed"
 """Reason of Ready while a failed job may turn out to be that of a lost node."""
+TRAINER_POD_LOST: Final = "TrainerPodLost"
+"""Reason of Ready while a job may get another pod in place of a trainer's."""
 _DASHBOARD_PORT: Final = 8265
 _SUSPENDED: Final = (
     "spec.suspend is true. Set it to false to go on from the last checkpoint, on new RayClusters."
@@ -131,6 +133,8 @@ def _ready_and_progressing(
         return facts(
             False, True, "JobStarting", f"The job of attempt {state.attempt} starts{said}."
         )
+    if state.trainer_loss is not None:
+        return facts(False, True, TRAINER_POD_LOST, losses.told(run, state.trainer_loss))
     unready = [why_monitor_not_ready(run, observed)]
     unready += [why_not_ready(cluster, state, observed) for cluster in run.spec.clusters]
     complaint = next((text for text in unready if text), None)
@@ -298,6 +302,7 @@ def build(
         starting_since=state.starting_since,
         stopping=state.stopping,
         last_failure=state.last_failure,
+        trainer_loss=state.trainer_loss,
         problem=_problem_word(run, state, observed, problem),
         conditions=[_condition(run, fact, now) for fact in facts],
         clusters=_clusters(run, state, observed),

@@ -146,7 +146,7 @@ class FakeApi:
             rest = {
                 k: v
                 for k, v in live["status"].items()
-                if k in ("progress", "checkpoint", "weights", "atRisk")
+                if k in ("progress", "checkpoint", "weights", "atRisk", "restartsInPlace")
             }
             new = copied(obj["status"])
             live["status"] = {**rest, **new, "conditions": [*new["conditions"], *foreign]}

@@ -192,6 +192,17 @@ class LastFailure(Model):
     time: Time = Field(description="Time at which the operator saw it.")
 
 
+class TrainerLoss(Model):
+    """Trainers' pods that the attempt has lost, while the job may go on in others."""
+
+    attempt: int = Field(description="Number of the attempt.")
+    time: Time = Field(description="Time at which the operator saw it.")
+    failure_class: FailureClass = Field(
+        alias="class", description="What the loss is put down to if the attempt ends of it."
+    )
+    message: str = Field(max_length=LONGEST_FAILURE, description="How many pods, and their ends.")
+
+
 class StopReason(StrEnum):
     """Why a run gives up its pods."""
 
@@ -500,6 +511,7 @@ class TrainingRunStatus(Model):
         default=None,
         description="Since when the attempt starts; absent once its job runs, or while it waits.",
     )
+    trainer_loss: TrainerLoss | None = None
     conditions: list[Condition] = Field(
         default_factory=list, description="Conditions of the run, one of each type."
     )

@@ -14,6 +14,7 @@ from trainsync_operator.reconcile.decide import (
     failure_rules,
     failures,
     hindsight,
+    losses,
     startup,
     stopping,
 )
@@ -80,6 +81,7 @@ def _finish(state: State, now: datetime, outcome: Outcome) -> Decision:
         completion_time=now,
         next_attempt_time=None,
         starting_since=None,
+        trainer_loss=None,
         suspended_since=None,
         stopping=None,
     )
@@ -163,6 +165,7 @@ def _after_failure(run: Run, state: State, cause: Cause, now: datetime) -> Decis
         cluster_attempt=attempt if wide else state.cluster_attempt,
         next_attempt_time=now + wait if wait else None,
         starting_since=None,
+        trainer_loss=None,
         stopping=None,
     )
     ruled = f" spec.failurePolicy.rules[{index}]: {action}." if rule else ""
@@ -203,6 +206,7 @@ def _suspend(run: Run, state: State, observed: Observed, now: datetime) -> Decis
         suspended_since=now,
         next_attempt_time=None,
         starting_since=None,
+        trainer_loss=None,
         stopping=None,
     )
     message = "Jobs and RayClusters are deleted."
@@ -308,7 +312,11 @@ def decide(
     if deadline is not None and now >= deadline:
         return _too_late(run, state, now)
     state = hindsight.put_right(run, state, observed, now)
-    state = replace(state, starting_since=startup.since(run, state, observed, now))
+    state = replace(
+        state,
+        starting_since=startup.since(run, state, observed, now),
+        trainer_loss=losses.remembered(run, state, observed, now),
+    )
     findings = failures.find(run, state, observed, now, edits=edits)
     if findings.causes:
         cause = failures.combined(findings.causes)

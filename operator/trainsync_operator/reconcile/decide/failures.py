@@ -12,21 +12,20 @@ from enum import StrEnum
 from typing import Final
 
 from trainsync.api.failure_policy import FailureClass, RestartScope
-from trainsync.api.spec import SAVE_DEADLINE_SECONDS, Role
+from trainsync.api.spec import SAVE_DEADLINE_SECONDS
 from trainsync.api.status import RollbackState
 
 from trainsync_operator.builders import fingerprint, raycluster
 from trainsync_operator.builders.pod_template import ROLE_HEAD
 from trainsync_operator.kube import objects
-from trainsync_operator.reconcile.decide import startup
-from trainsync_operator.reconcile.observed import NODE_NOT_READY, Job, JobPhase, Observed, Pod
+from trainsync_operator.reconcile.decide import losses, startup
+from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
 from trainsync_operator.reconcile.run import Run, State
 
 # A pod that outlives its grace period for so long is held by something.
 STUCK_AFTER: Final = timedelta(seconds=15)
 # A head that is not ready may be slow; after this time its job is lost.
 HEAD_UNREADY_AFTER: Final = timedelta(seconds=60)
-_OOM_KILLED: Final = "OOMKilled"
 _MESSAGE_LENGTH: Final = 1000
 # Ray: "Job entrypoint command failed with exit code 1, last available logs ...".
 _JOB_EXIT: Final = re.compile(r"entrypoint command failed with exit code (-?\d{1,5})")
@@ -101,39 +100,28 @@ def _infrastructure(reason: Reason, message: str) -> Cause:
     return Cause(reason, message, RestartScope.CLUSTER, failure_class=infrastructure)
 
 
-def _disruptions(state: State, observed: Observed, started: datetime, out: Findings) -> None:
-    """Put failures down to a pod that was evicted, preempted or lost with its node.
-
-    The pod is seen while it ends. An explorer's counts too: the job may have failed of the loss.
-    """
-    taken = [
-        f"Pod {pod.name}: {pod.disruption}."
-        for pod in observed.pods_of(state.cluster_attempt)
-        if pod.disruption
-        and pod.created <= started
-        # Of an eviction that is asked for alone nothing has failed yet.
-        and (not pod.alive or pod.disruption == NODE_NOT_READY)
-    ]
-    if not taken:
-        return
+def _put_down(state: State, observed: Observed, in_use: datetime, out: Findings) -> None:
+    """Put failures of lost pods down to the infrastructure, or to memory."""
+    loss = state.trainer_loss
+    taken = losses.taken_by_infrastructure(state, observed, in_use)
+    killed = losses.killed_for_memory(state, observed, in_use)
     for index, cause in enumerate(out.causes):
-        if cause.reason in BY_A_LOST_POD:
+        if cause.reason not in BY_A_LOST_POD:
+            continue
+        if taken:
+            told = cause.message.startswith(taken)
             out.causes[index] = replace(
                 cause,
-                message=f"{taken[0]} {cause.message}",
+                message=cause.message if told else f"{taken} {cause.message}",
                 failure_class=FailureClass.INFRASTRUCTURE,
             )
-
-
-def _out_of_memory(state: State, observed: Observed, started: datetime, out: Findings) -> None:
-    """Put failures down to a container that was killed for its memory, an explorer's too."""
-    killed = any(
-        pod.ended and pod.ended.startswith(_OOM_KILLED) and pod.created <= started
-        for pod in observed.pods_of(state.cluster_attempt)
-    )
-    for index, cause in enumerate(out.causes):
-        if killed and cause.reason in BY_A_LOST_POD:
+        elif killed:
             out.causes[index] = replace(cause, failure_class=FailureClass.OUT_OF_MEMORY)
+        elif loss is not None and cause.failure_class is FailureClass.APPLICATION:
+            message = cause.message
+            if cause.reason is not Reason.TRAINER_POD_LOST:  # whose message is the loss's
+                message = f"{loss.message} {message}"
+            out.causes[index] = replace(cause, message=message, failure_class=loss.failure_class)
 
 
 def _exits(
@@ -223,44 +211,22 @@ def _failed_jobs(jobs: tuple[Job, ...], scope: RestartScope, out: Findings) -> N
             out.causes.append(Cause(Reason.JOB_FAILED, message.rstrip(": "), scope))
 
 
-def _ends(pods: list[Pod]) -> str:
-    """How pods ended, and the last lines of the first."""
-    ended = [pod for pod in pods if pod.ended]
-    told = "".join(f" Pod {pod.name} ended: {pod.ended}." for pod in ended)
-    return told + next((startup.last_lines(pod) for pod in ended if pod.last_words), "")
-
-
 def _lost_trainers(
-    run: Run, state: State, observed: Observed, started: datetime, now: datetime, out: Findings
+    run: Run, state: State, observed: Observed, in_use: datetime, now: datetime, out: Findings
 ) -> None:
-    cluster, policy = run.trainer_cluster, run.spec.failure_policy
-    group = next(group for group in cluster.groups if group.role is Role.TRAINER)
-    restarted = (run.status.get("restartsInPlace") or {}).get("time")
-    taken = max(started, objects.optional_time(restarted) or started)
-    trainers = [
-        pod
-        for pod in observed.pods_of(state.cluster_attempt)
-        if pod.cluster == cluster.name and pod.group == group.name
-    ]
-    # A younger pod replaces a pod that the job has lost, and has not gone on without.
-    original = [pod for pod in trainers if pod.created <= taken]
-    missing = group.replicas - sum(1 for pod in original if pod.alive)
-    if missing <= 0:
+    missing = losses.missing(run, state, observed, in_use)
+    if missing is None:
         return
-    message = (
-        f"{missing} of {group.replicas} trainer pods of cluster {cluster.name}"
-        f" (group {group.name}) were lost.{_ends(original)}"
-    )
-    cause = Cause(Reason.TRAINER_POD_LOST, message, policy.restart_scope)
-    if out.causes or not policy.pod_replacement_seconds:
-        out.causes.append(cause)
+    loss, scope = state.trainer_loss, run.spec.failure_policy.restart_scope
+    message = missing.message if loss is None else loss.message
+    cause = Cause(Reason.TRAINER_POD_LOST, message, scope)
+    if loss is not None and not out.causes:
+        _after(out, losses.over(run, loss), now, cause)
         return
-    # The loss was before any sign of it; without one KubeRay is still to make a pod.
-    signs = [pod.created for pod in trainers if pod.created > taken]
-    signs += [pod.deletion_deadline for pod in original if pod.deletion_deadline]
-    _after(
-        out, min(signs, default=now) + timedelta(seconds=policy.pod_replacement_seconds), now, cause
-    )
+    # It explains why no progress is reported.
+    reasons = [other.reason for other in out.causes]
+    stalled = Reason.PROGRESS_DEADLINE_EXCEEDED
+    out.causes.insert(reasons.index(stalled) if stalled in reasons else len(reasons), cause)
 
 
 def _lost_clusters(
@@ -285,7 +251,7 @@ def _lost_clusters(
         if not any(pod.alive for pod in heads):
             message = (
                 f"The head pod of cluster {cluster.name} was lost, and all actors with it."
-                f"{_ends(heads)}"
+                f"{losses.ends(heads)}"
             )
             out.causes.append(Cause(Reason.HEAD_LOST, message, RestartScope.CLUSTER))
         elif not ray.head_ready and ray.head_ready_since is not None:
@@ -364,12 +330,12 @@ def find(
         out.causes = [replace(cause, exits=exits) for cause in out.causes]
         return out
     started = max(job.created for job in jobs)
+    in_use = losses.in_use_since(run, state, observed, now) or started
     _lost_clusters(run, state, observed, started, now, out)
     _failed_jobs(jobs, run.spec.failure_policy.restart_scope, out)
-    _lost_trainers(run, state, observed, started, now, out)
-    _out_of_memory(state, observed, started, out)
-    _disruptions(state, observed, started, out)
     _no_progress(run, started, now, out)
+    _lost_trainers(run, state, observed, in_use, now, out)
+    _put_down(state, observed, in_use, out)
     _never_started(run, state, observed, now, out)
     exits = _exits(state, observed, jobs)
     out.causes = [replace(cause, exits=exits) for cause in out.causes]

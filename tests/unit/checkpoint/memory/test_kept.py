@@ -145,6 +145,21 @@ def test_a_save_beyond_the_budget_is_not_kept_and_the_next_one_is(
     assert keeping.sealed() == [6, 9]
 
 
+def test_a_caller_that_tries_again_is_warned_only_then_and_older_steps_make_room_meanwhile(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeping = Keeping(tmp_path, budget=2 * len(DATA))
+    for step in (5, 6):
+        keeping.keep(step, DATA)
+    assert keeping.shards.begin(7, MODEL, len(DATA), tries_again=True) is None
+    assert not caplog.records
+    assert keeping.shards.begin(8, MODEL, len(DATA), tries_again=True) is None
+    keeping.commit(6)
+    assert keeping.shards.begin(8, MODEL, len(DATA)) is not None
+    assert keeping.shards.begin(9, MODEL, len(DATA)) is None
+    assert "with a budget of" in caplog.text
+
+
 def test_ranks_that_begin_together_stay_within_the_budget(tmp_path: Path) -> None:
     ranks = [Keeping(tmp_path, budget=2 * len(DATA)) for _ in range(3)]
     files = [

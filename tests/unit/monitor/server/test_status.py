@@ -288,6 +288,21 @@ async def test_what_is_gone_from_the_volume_stays_in_the_status(api: FakeApi) ->
     assert api.writes[-1][1]["checkpoint"]["lastCommitted"]["step"] == 3
 
 
+async def test_the_next_monitor_keeps_when_and_why_the_last_restart_in_place_was(
+    api: FakeApi,
+) -> None:
+    """The operator reads from the time which pods the job has."""
+    seen = {"count": 2, "time": "2026-01-01T00:00:00Z", "reason": "rank 1 died"}
+    writing = Writing(api, {"restartsInPlace": seen})
+    for committed in (1, 2):
+        known = replace(view(committed=committed), restarts=RestartView(2))
+        assert await writing.writer.write(known)
+        assert api.writes[-1][1]["restartsInPlace"] == seen
+    another = replace(view(committed=3), restarts=RestartView(3))
+    assert await writing.writer.write(another)
+    assert api.writes[-1][1]["restartsInPlace"] == {"count": 3}
+
+
 async def test_a_restart_in_place_is_in_the_status_unless_the_crd_is_older(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -219,6 +219,29 @@ async def test_a_pod_on_a_lost_node_is_replaced_and_the_other_pods_stay(
     assert world.status.get("infrastructureRestarts", 0) == attempts
 
 
+async def test_a_job_that_may_get_another_pod_is_told_of_the_loss_once_and_goes_on() -> None:
+    world = World(spec(failurePolicy={"podReplacementSeconds": 120}))
+    await world.running()
+    world.clock.now += seconds(10)
+    world.kuberay.lose_node("Trainer")
+    await world.calm()
+    world.kuberay.settle()  # another pod
+    again = await world.calm()
+    assert again is not None
+    assert again <= 120
+    assert events_of(world.api).count("TrainerPodLost") == 1
+    assert world.status["trainerLoss"]["class"] == "Infrastructure"
+    assert "TrainerPodLost" in {one["reason"] for one in world.status["conditions"]}
+    world.clock.now += seconds(60)
+    time = format_time(world.clock.now)
+    world.status["restartsInPlace"] = {"count": 1, "time": time, "reason": "PodLostError"}
+    await world.calm()
+    assert "trainerLoss" not in world.status
+    world.clock.now += seconds(600)
+    await world.calm()
+    assert world.jobs() == ["tiny-main-0"]
+
+
 async def test_a_run_that_has_ended_gets_no_new_pod_for_one_on_a_lost_node() -> None:
     world = World(spec(ttlSecondsAfterFinished=3600))
     await world.running()

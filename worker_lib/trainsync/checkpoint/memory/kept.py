@@ -120,11 +120,15 @@ class KeptShards:
                 sweep(self.place)
                 forget_later(self.place, self._attempt)
 
-    def begin(self, step: int, participant: Participant, expected: int) -> "KeptFile | None":
+    def begin(
+        self, step: int, participant: Participant, expected: int, *, tries_again: bool = False
+    ) -> "KeptFile | None":
         """Begin to keep a shard file; None when it is not kept.
 
         Args:
             expected: about how many bytes it will have.
+            tries_again: where there is no room now, the caller asks once more, when older steps may
+                not be needed any more.
         """
         try:
             self.hold()
@@ -143,7 +147,11 @@ class KeptShards:
                 file.discard()
                 raise
         except (_NoRoomError, OSError) as error:
-            self.skip(f"{participant} of step {step}", error)
+            if tries_again and isinstance(error, _NoRoomError):
+                with self._lock:
+                    self._looked_for = -1
+            else:
+                self.skip(f"{participant} of step {step}", error)
             return None
         return file
 

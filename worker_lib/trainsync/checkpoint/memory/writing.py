@@ -4,21 +4,15 @@ Memory comes first: a part is whole there long before the volume or the store ha
 outlives the rank (`trainsync.checkpoint.rescue`) can write the rest.
 """
 
-import io
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from trainsync.checkpoint.errors import SaveAbandonedError
 from trainsync.checkpoint.memory.kept import KeptFile, SealedFile
 from trainsync.checkpoint.memory.reuse import open_whole
-from trainsync.checkpoint.save import ending
-from trainsync.checkpoint.save.files.stream import buffered
-from trainsync.storage import digest
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
+from trainsync.checkpoint.save.files.stream import Digesting, buffered
 
 _BLOCK: Final = 4 << 20
 
@@ -63,7 +57,7 @@ def put_into_memory(kept: KeptFile, produce: Callable[[BinaryIO], object]) -> Se
         with buffered(file) as gathering:
             produce(gathering)
     except (_GivenUpError, RuntimeError):
-        if file.error is not None:  # torch hides it behind "unexpected pos"
+        if isinstance(file.error, SaveAbandonedError):  # torch hides it behind "unexpected pos"
             raise file.error from None
         if kept.whole_bytes is None:
             return None
@@ -75,30 +69,14 @@ class _GivenUpError(OSError):
     """The file is not kept: no more bytes are made for it."""
 
 
-class _Keeping(io.RawIOBase):
-    """Hands what is written to ``kept``, and digests it."""
+class _Keeping(Digesting):
+    """Hands what is written to ``kept``."""
 
     def __init__(self, kept: KeptFile) -> None:
+        super().__init__()
         self._kept = kept
-        self._hasher = digest.new_hasher()
-        self.error: SaveAbandonedError | None = None
 
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: "Buffer", /) -> int:
-        view = memoryview(data).cast("B")
-        for start in range(0, len(view), _BLOCK):
-            if ending.over.is_set():
-                self.error = SaveAbandonedError("the process exited before the part was written")
-                raise self.error
-            block = view[start : start + _BLOCK]
-            self._hasher.update(block)
-            self._kept.write(block)
-            if self._kept.whole_bytes is None:
-                raise _GivenUpError
-        return len(view)
-
-    def digest(self) -> str:
-        """Digest of all bytes that were written."""
-        return digest.format_digest(self._hasher)
+    def _pass_on(self, block: memoryview) -> None:
+        self._kept.write(block)
+        if self._kept.whole_bytes is None:
+            raise _GivenUpError

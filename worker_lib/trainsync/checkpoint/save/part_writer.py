@@ -134,11 +134,12 @@ class PartWriter:
         if self.rescuer is not None and self._is_kept:
             self.rescuer.began(self._key)
 
-    def keep(self, state: StagedState | None, cost: SaveCost) -> None:
-        """Put the state into memory, if it is to be kept there; nothing is waited for.
+    def keep(self, state: StagedState | None, cost: SaveCost, *, tries_again: bool = True) -> None:
+        """Put the state into memory, if it is to be kept there and there is room.
 
         Args:
-            state, cost: see `write`, which comes next.
+            state, cost: see `write`, which comes next; or `give_up`.
+            tries_again: `write` does where there is no room.
 
         Raises:
             SaveAbandonedError: the process exits; the part is to be reported as failed.
@@ -146,16 +147,20 @@ class PartWriter:
         if self.memory is None or state is None or not self._is_kept:
             return
         started = time.monotonic()
-        try:
-            self._kept = self.memory.begin(self.step, self.participant, cost.staged_bytes)
-            if self._kept is not None:
-                sealed = put_into_memory(self._kept, partial(dump, state.state))
-                self._keep_seconds = time.monotonic() - started
-                if sealed is not None:
-                    self._tell_kept(sealed, cost)
-        except BaseException:
-            self._clear()
-            raise
+        self._kept = self.memory.begin(
+            self.step, self.participant, cost.staged_bytes, tries_again=tries_again
+        )
+        if self._kept is None:
+            return
+        sealed = put_into_memory(self._kept, partial(dump, state.state))
+        self._keep_seconds = time.monotonic() - started
+        if sealed is not None:
+            self._tell_kept(sealed, cost)
+
+    def give_up(self, error: BaseException) -> SaveFailedError | SaveAbortedError:
+        """As `fail`, of a part that is not written; called in place of `write`."""
+        self._clear()
+        return self.fail(error)
 
     def _ended(self) -> None:
         if self.rescuer is not None and self._is_kept:
@@ -198,6 +203,8 @@ class PartWriter:
                 self._run_function()
             # Before anything else is asked: the save may be committed, with another's part.
             self._files.claim()
+            if self._kept is None:  # the save before this one may have made room
+                self.keep(state, cost, tries_again=False)
             permit: AbstractContextManager[None] = nullcontext()
             if permits is not None and not self.is_collective:
                 if self._committed_before():  # a permit would be waited for in vain

@@ -327,7 +327,7 @@ class SavePipeline:
         """Report a save that was not staged; returns what the caller is to raise."""
         self._release(save)
         self._trace(save, None, save.cost.entered, error)
-        return save.writer.fail(error)
+        return save.writer.give_up(error)
 
     def _trace(
         self, save: _Save, phase: str | None, began: float, error: BaseException | None = None

@@ -69,6 +69,7 @@ class StatusWriter:
         self._monotonic = monotonic
         self._kept = {key: before[key] for key in _KEPT if key in before}
         self._conditions = {c["type"]: dict(c) for c in before.get("conditions") or []}
+        self._restarts: dict[str, Any] = dict(before.get("restartsInPlace") or {})
         self._last_committed = (before.get("checkpoint") or {}).get("lastCommitted")
         self._written: dict[str, Any] | None = None
         self._written_at = 0.0
@@ -86,9 +87,12 @@ class StatusWriter:
         if view.account is not None:
             status["account"] = view.account.to_json_dict()
         if view.restarts.count:
-            status["restartsInPlace"] = RestartsInPlace(
+            restarts = RestartsInPlace(
                 count=view.restarts.count, time=view.restarts.time, reason=view.restarts.reason
             ).to_json_dict()
+            # A monitor before this one may have seen it.
+            is_same = self._restarts.get("count") == view.restarts.count
+            status["restartsInPlace"] = self._restarts | restarts if is_same else restarts
         for name in self._unknown:
             status.pop(name, None)
         checkpoint = view.checkpoint.to_json_dict()
@@ -121,6 +125,7 @@ class StatusWriter:
         self._answered(applied)
         self._written, self._written_at = status, self._monotonic()
         self._kept = {key: status[key] for key in _KEPT if key in status}
+        self._restarts = status.get("restartsInPlace", {})
         self._last_committed = status["checkpoint"].get("lastCommitted")
         self._conditions = {c["type"]: c for c in status["conditions"]}
         return True

@@ -39,6 +39,8 @@ def end_save(bucket: Bucket, tenure: Tenure, key: SaveKey, outcome: SaveOutcome)
     """
     records = records_of(bucket, key)
     failpoint("live.outcome")
+    if outcome.error is not None:
+        tenure.check()
     records.write_outcome(outcome)
     is_aborted = outcome.error is not None and _stands_as_aborted(records)
     if is_aborted:

@@ -1,15 +1,19 @@
 """A pod, a head or a node is lost: whether the attempt goes on, and on which clusters the next."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from trainsync.api.base import format_time
+from trainsync.api.failure_policy import FailureClass
+from trainsync_operator.reconcile import status
 from trainsync_operator.reconcile.decide.attempts import (
     Transition,
     decide,
 )
 from trainsync_operator.reconcile.decide.failures import HEAD_UNREADY_AFTER, STUCK_AFTER, Reason
 from trainsync_operator.reconcile.observed import Job, JobPhase, Observed, Pod
-from trainsync_operator.reconcile.run import Run
+from trainsync_operator.reconcile.run import Run, remembered
 
 from tests.unit.operator.reconcile.decide.cases import (
     NOW,
@@ -68,8 +72,8 @@ def test_a_trainer_pod_that_died_or_was_replaced_starts_the_next_attempt(
 
 
 WAITS = spec(failurePolicy={"podReplacementSeconds": 120})
+LATE = NOW + seconds(120)
 REPLACED = pod("Trainer", 1, created=START + seconds(30))
-IN_PLACE = {"count": 1, "reason": "PodLostError"}
 
 
 def lost(*trainers: Pod, phase: JobPhase = JobPhase.RUNNING) -> Observed:
@@ -77,39 +81,91 @@ def lost(*trainers: Pod, phase: JobPhase = JobPhase.RUNNING) -> Observed:
     return healthy((job(phase),), pods=(*pods()[:2], *trainers, *pods()[3:]))
 
 
-def test_a_job_that_may_get_another_pod_is_left_alone_until_its_time_is_over() -> None:
+def restarted(at: int | None, **policy: object) -> Run:
+    """A run whose trainers were restarted in place; None: it is not known when."""
+    told = {} if at is None else {"time": (START + seconds(at)).isoformat()}
+    asked = spec(failurePolicy={"podReplacementSeconds": 120, **policy})
+    return make_run(asked, status={"restartsInPlace": {"count": 1, **told}})
+
+
+@pytest.mark.parametrize("trainers", [(), (REPLACED,)])
+def test_a_job_that_may_get_another_pod_is_left_alone_until_its_time_is_over(
+    trainers: tuple[Pod, ...],
+) -> None:
+    """Whether KubeRay makes a pod or not."""
     run = make_run(WAITS)
-    assert decide(run, RUNNING, lost(), NOW).transition is None
-    decision = decide(run, RUNNING, lost(REPLACED), NOW)
-    assert decision.transition is None
-    over = REPLACED.created + seconds(120)
-    assert over in decision.due
-    ended = decide(run, RUNNING, lost(REPLACED), over)
-    assert ended.transition is Transition.RESTART
-    assert "1 of 2 trainer pods" in ended.message
+    first = decide(run, RUNNING, lost(*trainers), NOW)
+    assert (first.transition, LATE in first.due) == (None, True)
+    again = decide(run, first.state, lost(*trainers), LATE - seconds(1))
+    assert again.transition is None
+    over = decide(run, again.state, lost(*trainers), LATE)
+    assert over.transition is Transition.RESTART
+    assert "1 of 2 trainer pods" in over.message
+    assert over.state.trainer_loss is None
 
 
-def test_the_time_for_another_pod_begins_with_the_end_of_the_one_that_is_lost() -> None:
-    ending = pod("Trainer", 1, alive=False, deletion_deadline=START + seconds(20))
-    decision = decide(make_run(WAITS), RUNNING, lost(ending), NOW)
-    assert START + seconds(20 + 120) in decision.due
+@pytest.mark.parametrize("at", [40, None])
+def test_a_job_that_has_restarted_in_place_since_has_the_pod_that_was_made(at: int | None) -> None:
+    first = decide(make_run(WAITS), RUNNING, lost(REPLACED), NOW).state
+    assert first.trainer_loss is not None
+    went_on = decide(restarted(at), first, lost(REPLACED), NOW + seconds(1))
+    assert went_on.state.trainer_loss is None
+    assert decide(restarted(at), went_on.state, lost(REPLACED), LATE).transition is None
 
 
-def test_a_job_that_has_restarted_in_place_since_has_the_pod_that_was_made() -> None:
-    def at(moment: int) -> Run:
-        time = (START + seconds(moment)).isoformat()
-        return make_run(WAITS, status={"restartsInPlace": {**IN_PLACE, "time": time}})
+def test_a_restart_in_place_before_the_loss_takes_no_pod() -> None:
+    first = decide(restarted(20), RUNNING, lost(REPLACED), NOW).state
+    assert decide(restarted(20), first, lost(REPLACED), LATE).transition is Transition.RESTART
 
-    later = REPLACED.created + seconds(600)
-    assert decide(at(40), RUNNING, lost(REPLACED), later).transition is None
-    # Of another loss, before that one.
-    assert decide(at(20), RUNNING, lost(REPLACED), later).transition is Transition.RESTART
-    assert decide(at(40), RUNNING, lost(), NOW).transition is None, "another one is lost"
+
+def test_a_pod_that_took_anothers_place_may_be_lost_too() -> None:
+    first = decide(restarted(40), RUNNING, lost(), NOW).state
+    assert decide(restarted(40), first, lost(), LATE).transition is Transition.RESTART
+    evicted = replace(REPLACED, alive=False, disruption="EvictionByEvictionAPI")
+    first = decide(restarted(40), RUNNING, lost(evicted), NOW).state
+    assert first.trainer_loss is not None
+    assert first.trainer_loss.failure_class is FailureClass.INFRASTRUCTURE
+
+
+@pytest.mark.parametrize(
+    ("change", "failure_class"),
+    [
+        ({"disruption": "PreemptionByScheduler"}, FailureClass.INFRASTRUCTURE),
+        ({"ended": "OOMKilled, exit code 137"}, FailureClass.OUT_OF_MEMORY),
+    ],
+)
+@pytest.mark.parametrize("phase", [JobPhase.RUNNING, JobPhase.FAILED])
+def test_what_a_lost_pod_ended_of_is_remembered_until_the_attempt_ends(
+    change: dict[str, Any], failure_class: FailureClass, phase: JobPhase
+) -> None:
+    """The pod is gone by then; a job may fail of it, too."""
+    run = make_run(WAITS)
+    dead = pod("Trainer", 1, alive=False, **change)
+    first = decide(run, RUNNING, lost(dead), NOW)
+    ended = decide(run, first.state, lost(REPLACED, phase=phase), LATE)
+    assert (ended.transition, ended.failure_class) == (Transition.RESTART, failure_class)
+    assert next(iter(change.values())) in ended.message
 
 
 def test_a_job_that_fails_of_a_lost_pod_is_not_waited_for() -> None:
     failed = decide(make_run(WAITS), RUNNING, lost(phase=JobPhase.FAILED), NOW)
     assert (failed.transition, failed.cause) == (Transition.RESTART, Reason.JOB_FAILED)
+
+
+def test_a_job_without_progress_since_its_loss_ended_of_that() -> None:
+    run = restarted(20, progressDeadlineSeconds=30)
+    ended = decide(run, RUNNING, lost(), NOW)
+    assert (ended.transition, ended.cause) == (Transition.RESTART, Reason.TRAINER_POD_LOST)
+
+
+def test_a_loss_is_read_from_the_status_that_it_was_written_into() -> None:
+    run = make_run(WAITS)
+    state = decide(run, RUNNING, lost(), NOW).state
+    written = status.build(run, state, lost(), NOW)
+    assert remembered(written).trainer_loss == state.trainer_loss is not None
+    ready = next(one for one in written["conditions"] if one["type"] == "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "TrainerPodLost")
+    assert f"may go on in another pod until {format_time(LATE)}" in ready["message"]
 
 
 def test_a_lost_explorer_is_left_to_the_job() -> None:

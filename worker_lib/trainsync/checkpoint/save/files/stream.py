@@ -10,6 +10,7 @@ import ctypes
 import errno
 import io
 import os
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,30 +79,34 @@ class Writeback:
         # Else this file system does not know the call. It is only a hint.
 
 
-class DigestingFile(io.RawIOBase):
-    """Writes to ``fd``; counts and digests what goes through. Nothing is durable before an fsync.
+class Digesting(io.RawIOBase):
+    """Counts and digests what is written, and passes it on in blocks. For `buffered`.
 
-    For `buffered`. Closing it leaves ``fd`` open: it only ends that more is taken.
-
-    Args:
-        every: see `Writeback`.
+    Closing it ends that more is taken, and nothing else.
     """
 
-    def __init__(self, fd: int, *, every: int = WRITEBACK_BYTES) -> None:
-        self._fd = fd
+    def __init__(self) -> None:
         self._hasher = digest.new_hasher()
         self.size = 0
-        """Bytes written so far."""
-        self._writeback = Writeback(fd, every=every)
-        self.error: OSError | None = None
+        """Bytes passed on so far."""
+        self.error: Exception | None = None
         """The error of a write; torch hides it behind an error of its own."""
+
+    @abstractmethod
+    def _pass_on(self, block: memoryview) -> None:
+        """Take the next bytes, at most `_BLOCK`, before it returns: their memory is used again."""
 
     def writable(self) -> bool:
         """True: torch asks."""
         return True
 
     def write(self, data: "Buffer", /) -> int:
-        """Take all of ``data``; may be reused on return. Raises `OSError`."""
+        """Take all of ``data``; may be reused on return.
+
+        Raises:
+            SaveAbandonedError: the process exits, and writes no longer.
+            What `_pass_on` raises.
+        """
         view = memoryview(data).cast("B")
         try:
             for start in range(0, len(view), _BLOCK):
@@ -109,12 +114,9 @@ class DigestingFile(io.RawIOBase):
                     raise SaveAbandonedError("the process exited before the part was written")
                 block = view[start : start + _BLOCK]
                 self._hasher.update(block)
-                while block:  # the system may take a part, as when the disk is nearly full
-                    taken = os.write(self._fd, block)
-                    self.size += taken
-                    block = block[taken:]
-                self._writeback.written(self.size)
-        except OSError as error:
+                self._pass_on(block)
+                self.size += len(block)
+        except Exception as error:
             self.error = error
             raise
         return len(view)
@@ -122,6 +124,25 @@ class DigestingFile(io.RawIOBase):
     def digest(self) -> str:
         """Digest of all bytes that were written."""
         return digest.format_digest(self._hasher)
+
+
+class DigestingFile(Digesting):
+    """Writes to ``fd``, which stays open. Nothing is durable before an fsync.
+
+    Args:
+        every: see `Writeback`.
+    """
+
+    def __init__(self, fd: int, *, every: int = WRITEBACK_BYTES) -> None:
+        super().__init__()
+        self._fd = fd
+        self._writeback = Writeback(fd, every=every)
+
+    def _pass_on(self, block: memoryview) -> None:
+        end = self.size + len(block)
+        while block:  # the system may take a part, as when the disk is nearly full
+            block = block[os.write(self._fd, block) :]
+        self._writeback.written(end)
 
 
 @contextmanager

@@ -1,23 +1,19 @@
 """What is written goes to a store as it comes, and digests of it are taken on the way."""
 
-import io
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from trainsync.checkpoint.errors import SaveAbandonedError
 from trainsync.checkpoint.save import ending
-from trainsync.storage import block_digests, digest
+from trainsync.checkpoint.save.files.stream import Digesting
+from trainsync.storage import block_digests
 from trainsync.storage.errors import StorageError
 from trainsync.storage.objects import parts
 from trainsync.storage.objects.live.upload import Upload
 from trainsync.storage.saves.based import Blocks
 
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
-_BLOCK: Final = 4 << 20
 ASK_SECONDS: Final = 30.0
 """Between two questions whether a save that is uploaded has ended; each is a request."""
 
@@ -52,52 +48,26 @@ class Wanted:
         self._asked = time.monotonic()
 
 
-class DigestingUpload(io.RawIOBase):
-    """Hands what is written to ``upload``; counts and digests it. For `buffered`.
+class DigestingUpload(Digesting):
+    """Hands what is written to ``upload``.
 
     Args:
         own: the blocks of the file that are uploaded; None: all.
     """
 
     def __init__(self, upload: Upload, own: Blocks | None = None) -> None:
+        super().__init__()
         self._upload = upload
         self._own = own
-        self._hasher = digest.new_hasher()
         self._blocks = block_digests.BlockHasher()
-        self.size = 0
-        """Bytes of the file so far."""
-        self.error: Exception | None = None
-        """The error of a write; torch hides it behind an error of its own."""
 
-    def writable(self) -> bool:
-        """True: torch asks."""
-        return True
-
-    def write(self, data: "Buffer", /) -> int:
-        """Take all of ``data``; may be reused on return. Raises `StoreError`,
-        `SaveAbandonedError`."""
-        view = memoryview(data).cast("B")
-        try:
-            for start in range(0, len(view), _BLOCK):
-                if ending.over.is_set():
-                    raise SaveAbandonedError("the process exited before the part was written")
-                block = view[start : start + _BLOCK]
-                self._hasher.update(block)
-                self._blocks.update(block)
-                if self._own is None:
-                    self._upload.write(block)
-                else:
-                    for part in parts.own_part(block, self.size, self._own):
-                        self._upload.write(part)
-                self.size += len(block)
-        except Exception as error:
-            self.error = error
-            raise
-        return len(view)
-
-    def digest(self) -> str:
-        """Digest of all bytes that were written."""
-        return digest.format_digest(self._hasher)
+    def _pass_on(self, block: memoryview) -> None:
+        self._blocks.update(block)
+        if self._own is None:
+            self._upload.write(block)
+            return
+        for part in parts.own_part(block, self.size, self._own):
+            self._upload.write(part)
 
     def blocks(self) -> block_digests.BlockDigests | None:
         """Digests of their blocks; None: there is one block. Nothing is written any more."""
