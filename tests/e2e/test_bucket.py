@@ -34,7 +34,7 @@ from tests.store.servers.server import ACCESS, REGION, SECRET, Server, serving
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900, func_only=True)]
 
 NAME, SERVED = "in-bucket", "served-by-bucket"
-STEPS, INTERVAL, KEPT = 60, 4, 2
+STEPS, INTERVAL, KEPT = 120, 4, 2
 ENDLESS = 100_000
 """More steps than are trained before the test ends the run."""
 CHECKPOINT = SaveKind.CHECKPOINT
