@@ -3,6 +3,7 @@
 import gc
 import os
 import tempfile
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from trainsync import RunContext, load_sharded
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import CorruptCheckpointError, LoadTimeoutError
 from trainsync.checkpoint.load.loading import Loaded, load_shard
-from trainsync.checkpoint.load.ranges import AT_ONCE
+from trainsync.checkpoint.load.ranges import AT_ONCE, Part, Ranges
 from trainsync.storage.block_digests import beside
 from trainsync.storage.objects import commits
 
@@ -110,6 +111,24 @@ def test_a_load_takes_the_memory_of_what_it_loads_and_of_a_few_ranges(
     staged = layers * 4 * MB  # the model's weights, before all ranks have read theirs
     in_flight = 2 * AT_ONCE * FAST.part_bytes  # obstore gathers a range from pieces
     assert peak.own - before < loaded + staged + in_flight + 32 * MB
+
+
+def test_model_and_optimizer_are_asked_for_at_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(place, 3, 2)
+    asked: list[set[str]] = []
+    read = Ranges.read
+
+    def noted(ranges: Ranges, parts: Iterable[Part]) -> None:
+        parts = list(parts)
+        asked.append({part.path for part in parts})
+        read(ranges, parts)
+
+    monkeypatch.setattr(Ranges, "read", noted)
+    load(place, 2)
+    both = {f"actor/{name}_world_size_1_rank_0.pt" for name in ("model", "optim")}
+    assert both in asked
 
 
 @pytest.mark.parametrize("fault", [Fault.TRUNCATED, Fault.REFUSED])

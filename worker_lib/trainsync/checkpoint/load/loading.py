@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -213,6 +214,7 @@ class _RankLoad:
         return ""
 
     def read(self) -> str:
+        self._files.copy(chain.from_iterable(part.bring() for part in self._parts))
         for part in (*self._parts, self._state):
             part.read()
         return ""

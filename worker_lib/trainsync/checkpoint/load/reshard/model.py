@@ -1,10 +1,11 @@
 """Loads a model's weights from a checkpoint: plans, reads, and only then changes the model."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
 from trainsync.checkpoint.errors import StateMismatchError
+from trainsync.checkpoint.load.reshard.files import Pair
 from trainsync.checkpoint.load.reshard.read import ComponentRead, Key
 from trainsync.checkpoint.load.reshard.shard_files import layout_of, local_of
 from trainsync.checkpoint.state_names import bare_names, model_state
@@ -54,6 +55,10 @@ class ModelLoad:
     def paths(self) -> set[str]:
         """The files that are read."""
         return self._reading.paths
+
+    def bring(self) -> Iterator[Pair]:
+        """See `ComponentRead.bring`."""
+        return self._reading.bring()
 
     def read(self) -> None:
         """Check that all tensors are there and fit; the model stays as it is.

@@ -1,12 +1,13 @@
 """Loads an optimizer's state from a checkpoint: plans, reads, and only then changes it."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import torch
 
 from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchError
+from trainsync.checkpoint.load.reshard.files import Pair
 from trainsync.checkpoint.load.reshard.model import held_by, like
 from trainsync.checkpoint.load.reshard.read import ComponentRead, Key
 from trainsync.checkpoint.load.reshard.shard_files import layout_of, local_of
@@ -66,6 +67,10 @@ class OptimizerLoad:
     def paths(self) -> set[str]:
         """The files that are read."""
         return self._reading.paths
+
+    def bring(self) -> Iterator[Pair]:
+        """See `ComponentRead.bring`."""
+        return self._reading.bring()
 
     def read(self) -> None:
         """Read the whole state; the optimizer stays as it is."""

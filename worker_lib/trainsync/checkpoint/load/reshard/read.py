@@ -107,22 +107,33 @@ class ComponentRead:
         self._wants[key] = _Want(name, layout, wanted, dtype, found)
         self.paths |= {self.component.path(piece.rank) for piece in found}
 
+    def bring(self) -> Iterator[Pair]:
+        """What is to be copied of files that are not mapped, before `check`: by the caller, so that
+        several components are read at once, or else by `check`.
+
+        Raises:
+            CorruptCheckpointError: a rank's file does not have its part.
+        """
+        for key, want in self._wants.items():
+            for piece in want.pieces:
+                self._part(piece.rank, key)
+        if all(self._files.is_mapped(path) for path in self.paths):
+            return iter(())
+        self._brought = self._empty()
+        return self._pairs(self._brought)
+
     def check(self) -> None:
         """Check that all wanted tensors are there, before any of them is copied.
 
-        Of files that are not mapped they are read here: after it nothing can fail any more.
+        Of files that are not mapped they are read by then: after it nothing can fail any more.
 
         Raises:
             CorruptCheckpointError: a rank's file does not have its part, or differs.
             StateMismatchError: ranks differ where they must not.
             StoreError: the files are in a store, which cannot be read.
         """
-        for key, want in self._wants.items():
-            for piece in want.pieces:
-                self._part(piece.rank, key)
-        if not all(self._files.is_mapped(path) for path in self.paths):
-            self._brought = self._empty()
-            self._files.copy(self._pairs(self._brought))
+        if self._brought is None:
+            self._files.copy(self.bring())
         self._compare_copies()
 
     def read(self) -> dict[Key, torch.Tensor]:
