@@ -222,6 +222,8 @@ def is_well(spare: Any, warm: Any, timeout: float) -> bool:
     """
     try:
         ray.get(warm, timeout=timeout)
+        # Its answer outlives the process.
+        ray.get(spare.__ray_ready__.remote(), timeout=timeout)
     except (ray.exceptions.RayError, TimeoutError) as error:
         logger.warning("a spare process is not used: %s", str(error).splitlines()[0])
         ray.kill(spare)
@@ -269,17 +271,13 @@ def await_pods(places: RankPlaces, lost: PodLostError, seconds: float, resource:
     """Wait for pods in place of those that are gone, and give them their ranks.
 
     Args:
-        lost: raised where they do not come within ``seconds``.
+        lost: raised where they do not come within ``seconds``; with 0 at once.
         resource: of Ray, that each pod of a trainer has.
     """
     deadline = time.monotonic() + seconds
-    while True:
-        nodes = _alive()
-        gone = [
-            rank
-            for rank, name in enumerate(places.nodes)
-            if name not in nodes or _unreachable(nodes[name])
-        ]
+    while time.monotonic() < deadline:
+        nodes = {name: node for name, node in _alive().items() if not _unreachable(node)}
+        gone = [rank for rank, name in enumerate(places.nodes) if name not in nodes]
         new = [
             name
             for name, node in nodes.items()
@@ -288,12 +286,12 @@ def await_pods(places: RankPlaces, lost: PodLostError, seconds: float, resource:
         if len(new) >= len(gone):
             for rank, name in zip(gone, new, strict=False):
                 places.nodes[rank] = name
+                places.spares.pop(rank, None)  # it was in the pod that is gone
             if gone:
                 logger.info("ranks %s start in new pods", gone)
             return
-        if time.monotonic() >= deadline:
-            raise lost
         time.sleep(_LOOK_SECONDS)
+    raise lost
 
 
 def _check_pods(nodes: Collection[str]) -> None:

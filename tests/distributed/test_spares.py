@@ -56,7 +56,11 @@ def test_one_that_fails_or_hangs_is_ended(goes: str) -> None:
     assert ends(spare)
 
 
-def test_one_that_was_killed_is_not_used() -> None:
-    spare, warm = started("hangs")
+@pytest.mark.parametrize("goes", ["well", "hangs"])
+def test_one_that_was_killed_is_not_used(goes: str) -> None:
+    """Whether it had loaded all, or was about to."""
+    spare, warm = started(goes)
+    if goes == "well":
+        ray.get(warm)
     sigkill(spare)
     assert not is_well(spare, warm, 30)

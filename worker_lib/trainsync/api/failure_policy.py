@@ -158,9 +158,9 @@ class FailurePolicy(Model):
         ge=0,
         le=86400,
         description=(
-            "Lets the job go on for so long when a trainer's pod is lost: until the job has "
-            "restarted its trainers in place, with a new pod. Set it where the job does so; else "
-            "trainers are started later than with 0, which ends the attempt at once."
+            "For so long after the loss of a trainer's pod the job may go on, if it has trained: "
+            "until it has restarted its trainers in place, with a new pod. Where a job does not do "
+            "that, the next attempt only begins later. With 0 the attempt ends at once."
         ),
     )
     progress_deadline_seconds: int | None = Field(

@@ -196,11 +196,12 @@ class TrainerLoss(Model):
     """Trainers' pods that the attempt has lost, while the job may go on in others."""
 
     attempt: int = Field(description="Number of the attempt.")
-    time: Time = Field(description="Time at which the operator saw it.")
+    time: Time = Field(description="Time at which the operator saw the first of them.")
+    pods: int = Field(description="How many.")
     failure_class: FailureClass = Field(
         alias="class", description="What the loss is put down to if the attempt ends of it."
     )
-    message: str = Field(max_length=LONGEST_FAILURE, description="How many pods, and their ends.")
+    message: str = Field(max_length=LONGEST_FAILURE, description="The pods, and how they ended.")
 
 
 class StopReason(StrEnum):

@@ -103,25 +103,18 @@ def _infrastructure(reason: Reason, message: str) -> Cause:
 def _put_down(state: State, observed: Observed, in_use: datetime, out: Findings) -> None:
     """Put failures of lost pods down to the infrastructure, or to memory."""
     loss = state.trainer_loss
-    taken = losses.taken_by_infrastructure(state, observed, in_use)
-    killed = losses.killed_for_memory(state, observed, in_use)
+    said = losses.taken_by_infrastructure(state, observed, in_use) or ""
+    failure_class = losses.seen_class(state, observed, in_use)
+    if loss is not None:
+        failure_class = losses.worse(failure_class, loss.failure_class)
+        said = loss.message
     for index, cause in enumerate(out.causes):
         if cause.reason not in BY_A_LOST_POD:
             continue
-        if taken:
-            told = cause.message.startswith(taken)
-            out.causes[index] = replace(
-                cause,
-                message=cause.message if told else f"{taken} {cause.message}",
-                failure_class=FailureClass.INFRASTRUCTURE,
-            )
-        elif killed:
-            out.causes[index] = replace(cause, failure_class=FailureClass.OUT_OF_MEMORY)
-        elif loss is not None and cause.failure_class is FailureClass.APPLICATION:
-            message = cause.message
-            if cause.reason is not Reason.TRAINER_POD_LOST:  # whose message is the loss's
-                message = f"{loss.message} {message}"
-            out.causes[index] = replace(cause, message=message, failure_class=loss.failure_class)
+        message = cause.message if said in cause.message else f"{said} {cause.message}"
+        if failure_class is not FailureClass.APPLICATION:
+            cause = replace(cause, failure_class=failure_class)
+        out.causes[index] = replace(cause, message=message)
 
 
 def _exits(

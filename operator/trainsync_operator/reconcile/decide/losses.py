@@ -32,15 +32,15 @@ class Missing:
 def in_use_since(run: Run, state: State, observed: Observed, now: datetime) -> datetime | None:
     """Pods that are not younger than this are the job's; None: there is no job.
 
-    A restart in place takes the pods that are there. Where it is not known when that was, all are
-    the job's.
+    Where the job may get others, a restart in place takes the pods that are there; where it is not
+    known when that was, all are the job's.
     """
     jobs = observed.jobs_of(state.attempt)
     if not jobs:
         return None
     started = max(job.created for job in jobs)
     restarts = run.status.get("restartsInPlace") or {}
-    if not restarts.get("count"):
+    if not run.spec.failure_policy.pod_replacement_seconds or not restarts.get("count"):
         return started
     return max(started, objects.optional_time(restarts.get("time")) or now)
 
@@ -98,34 +98,56 @@ def killed_for_memory(state: State, observed: Observed, in_use: datetime) -> boo
 
 
 def remembered(run: Run, state: State, observed: Observed, now: datetime) -> TrainerLoss | None:
-    """The loss for which the job waits, as the status is to have it; None: there is none."""
+    """The loss for which the job waits, as the status is to have it; None: there is none.
+
+    Before trainers have trained there is none: the job may still place its ranks anywhere.
+    """
     in_use = in_use_since(run, state, observed, now)
-    if not run.spec.failure_policy.pod_replacement_seconds or in_use is None:
-        return None
-    found = missing(run, state, observed, in_use)
-    if found is None:
+    if in_use is None or (found := missing(run, state, observed, in_use)) is None:
         return None
     before = state.trainer_loss
     if before is not None and before.attempt != state.attempt:
         before = None
+    if before is None and not (
+        run.spec.failure_policy.pod_replacement_seconds and _has_trained(run, state, observed)
+    ):
+        return None
     taken = taken_by_infrastructure(state, observed, in_use)
-    failure_class = FailureClass.APPLICATION
-    if taken:
-        failure_class = FailureClass.INFRASTRUCTURE
-    elif killed_for_memory(state, observed, in_use):
-        failure_class = FailureClass.OUT_OF_MEMORY
-    is_news = before is None or (
-        failure_class is not FailureClass.APPLICATION
-        and before.failure_class is FailureClass.APPLICATION
-    )
-    if before is not None and not is_news:
-        return before
+    failure_class = seen_class(state, observed, in_use)
+    if before is not None:
+        is_news = worse(failure_class, before.failure_class) != before.failure_class
+        if not is_news and found.count <= before.pods:
+            return before
+        failure_class = worse(failure_class, before.failure_class)
     return TrainerLoss(
         attempt=state.attempt,
         time=now if before is None else before.time,
+        pods=found.count,
         failure_class=failure_class,
         message=bounded(f"{taken} {found.message}" if taken else found.message, LONGEST_FAILURE),
     )
+
+
+def seen_class(state: State, observed: Observed, in_use: datetime) -> FailureClass:
+    """What the loss of a pod is put down to, by the pods that are seen now."""
+    if taken_by_infrastructure(state, observed, in_use):
+        return FailureClass.INFRASTRUCTURE
+    if killed_for_memory(state, observed, in_use):
+        return FailureClass.OUT_OF_MEMORY
+    return FailureClass.APPLICATION
+
+
+def worse(one: FailureClass, other: FailureClass) -> FailureClass:
+    """The one that explains more."""
+    order = (FailureClass.APPLICATION, FailureClass.OUT_OF_MEMORY, FailureClass.INFRASTRUCTURE)
+    return max(one, other, key=order.index)
+
+
+def _has_trained(run: Run, state: State, observed: Observed) -> bool:
+    started = max(job.created for job in observed.jobs_of(state.attempt))
+    progress = run.status.get("progress") or {}
+    reported = objects.optional_time(progress.get("lastReportTime"))
+    return reported is not None and reported >= started
 
 
 def told(run: Run, loss: TrainerLoss) -> str:

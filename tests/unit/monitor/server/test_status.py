@@ -293,11 +293,15 @@ async def test_the_next_monitor_keeps_when_and_why_the_last_restart_in_place_was
 ) -> None:
     """The operator reads from the time which pods the job has."""
     seen = {"count": 2, "time": "2026-01-01T00:00:00Z", "reason": "rank 1 died"}
-    writing = Writing(api, {"restartsInPlace": seen})
+    attempt = view().attempt
+    writing = Writing(api, {"restartsInPlace": seen, "attempt": attempt})
     for committed in (1, 2):
         known = replace(view(committed=committed), restarts=RestartView(2))
         assert await writing.writer.write(known)
         assert api.writes[-1][1]["restartsInPlace"] == seen
+    next_attempt = replace(view(committed=2), attempt=7, restarts=RestartView(2))
+    assert await writing.writer.write(next_attempt)
+    assert api.writes[-1][1]["restartsInPlace"] == {"count": 2}
     another = replace(view(committed=3), restarts=RestartView(3))
     assert await writing.writer.write(another)
     assert api.writes[-1][1]["restartsInPlace"] == {"count": 3}

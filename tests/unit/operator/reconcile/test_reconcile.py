@@ -223,6 +223,7 @@ async def test_a_job_that_may_get_another_pod_is_told_of_the_loss_once_and_goes_
     world = World(spec(failurePolicy={"podReplacementSeconds": 120}))
     await world.running()
     world.clock.now += seconds(10)
+    world.status["progress"] = {"lastReportTime": format_time(world.clock.now)}
     world.kuberay.lose_node("Trainer")
     await world.calm()
     world.kuberay.settle()  # another pod

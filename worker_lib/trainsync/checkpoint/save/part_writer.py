@@ -203,7 +203,7 @@ class PartWriter:
                 self._run_function()
             # Before anything else is asked: the save may be committed, with another's part.
             self._files.claim()
-            if self._kept is None:  # the save before this one may have made room
+            if self._kept is None:  # it was not tried; or the save before may have made room
                 self.keep(state, cost, tries_again=False)
             permit: AbstractContextManager[None] = nullcontext()
             if permits is not None and not self.is_collective:

@@ -160,7 +160,6 @@ class SavePipeline:
         try:
             self._stage(save, overlapped=False)
             self._finish_copy(save)
-            save.writer.keep(save.state, save.cost)
             self._wait_written(part)
         except BaseException as error:
             self._counters.add(failures=1)

@@ -70,6 +70,7 @@ class StatusWriter:
         self._kept = {key: before[key] for key in _KEPT if key in before}
         self._conditions = {c["type"]: dict(c) for c in before.get("conditions") or []}
         self._restarts: dict[str, Any] = dict(before.get("restartsInPlace") or {})
+        self._restarts_of: int | None = before.get("attempt")
         self._last_committed = (before.get("checkpoint") or {}).get("lastCommitted")
         self._written: dict[str, Any] | None = None
         self._written_at = 0.0
@@ -91,7 +92,10 @@ class StatusWriter:
                 count=view.restarts.count, time=view.restarts.time, reason=view.restarts.reason
             ).to_json_dict()
             # A monitor before this one may have seen it.
-            is_same = self._restarts.get("count") == view.restarts.count
+            is_same = (self._restarts_of, self._restarts.get("count")) == (
+                view.attempt,
+                view.restarts.count,
+            )
             status["restartsInPlace"] = self._restarts | restarts if is_same else restarts
         for name in self._unknown:
             status.pop(name, None)
@@ -125,7 +129,7 @@ class StatusWriter:
         self._answered(applied)
         self._written, self._written_at = status, self._monotonic()
         self._kept = {key: status[key] for key in _KEPT if key in status}
-        self._restarts = status.get("restartsInPlace", {})
+        self._restarts, self._restarts_of = status.get("restartsInPlace", {}), view.attempt
         self._last_committed = status["checkpoint"].get("lastCommitted")
         self._conditions = {c["type"]: c for c in status["conditions"]}
         return True

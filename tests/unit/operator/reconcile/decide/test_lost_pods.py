@@ -74,6 +74,20 @@ def test_a_trainer_pod_that_died_or_was_replaced_starts_the_next_attempt(
 WAITS = spec(failurePolicy={"podReplacementSeconds": 120})
 LATE = NOW + seconds(120)
 REPLACED = pod("Trainer", 1, created=START + seconds(30))
+PREEMPTED = pod("Trainer", 1, alive=False, disruption="PreemptionByScheduler")
+KILLED = pod("Trainer", 1, alive=False, ended="OOMKilled, exit code 137")
+TRAINED = {"progress": {"lastReportTime": (START + seconds(20)).isoformat()}}
+
+
+def waiting(run_spec: dict[str, Any] = WAITS, **status_of: Any) -> Run:
+    """A run whose trainers have trained, and whose job may get another pod."""
+    return make_run(run_spec, status={**TRAINED, **status_of})
+
+
+def restarted(at: int | None) -> Run:
+    """One whose trainers were restarted in place; None: it is not known when."""
+    told = {} if at is None else {"time": (START + seconds(at)).isoformat()}
+    return waiting(restartsInPlace={"count": 1, **told})
 
 
 def lost(*trainers: Pod, phase: JobPhase = JobPhase.RUNNING) -> Observed:
@@ -81,32 +95,30 @@ def lost(*trainers: Pod, phase: JobPhase = JobPhase.RUNNING) -> Observed:
     return healthy((job(phase),), pods=(*pods()[:2], *trainers, *pods()[3:]))
 
 
-def restarted(at: int | None, **policy: object) -> Run:
-    """A run whose trainers were restarted in place; None: it is not known when."""
-    told = {} if at is None else {"time": (START + seconds(at)).isoformat()}
-    asked = spec(failurePolicy={"podReplacementSeconds": 120, **policy})
-    return make_run(asked, status={"restartsInPlace": {"count": 1, **told}})
-
-
 @pytest.mark.parametrize("trainers", [(), (REPLACED,)])
 def test_a_job_that_may_get_another_pod_is_left_alone_until_its_time_is_over(
     trainers: tuple[Pod, ...],
 ) -> None:
     """Whether KubeRay makes a pod or not."""
-    run = make_run(WAITS)
-    first = decide(run, RUNNING, lost(*trainers), NOW)
+    first = decide(waiting(), RUNNING, lost(*trainers), NOW)
     assert (first.transition, LATE in first.due) == (None, True)
-    again = decide(run, first.state, lost(*trainers), LATE - seconds(1))
+    again = decide(waiting(), first.state, lost(*trainers), LATE - seconds(1))
     assert again.transition is None
-    over = decide(run, again.state, lost(*trainers), LATE)
+    over = decide(waiting(), again.state, lost(*trainers), LATE)
     assert over.transition is Transition.RESTART
     assert "1 of 2 trainer pods" in over.message
     assert over.state.trainer_loss is None
 
 
+def test_before_its_trainers_have_trained_an_attempt_ends_at_once() -> None:
+    """The job may place its ranks in a pod that is younger than the job."""
+    ended = decide(make_run(WAITS), RUNNING, lost(REPLACED), NOW)
+    assert (ended.transition, ended.cause) == (Transition.RESTART, Reason.TRAINER_POD_LOST)
+
+
 @pytest.mark.parametrize("at", [40, None])
 def test_a_job_that_has_restarted_in_place_since_has_the_pod_that_was_made(at: int | None) -> None:
-    first = decide(make_run(WAITS), RUNNING, lost(REPLACED), NOW).state
+    first = decide(waiting(), RUNNING, lost(REPLACED), NOW).state
     assert first.trainer_loss is not None
     went_on = decide(restarted(at), first, lost(REPLACED), NOW + seconds(1))
     assert went_on.state.trainer_loss is None
@@ -116,6 +128,11 @@ def test_a_job_that_has_restarted_in_place_since_has_the_pod_that_was_made(at: i
 def test_a_restart_in_place_before_the_loss_takes_no_pod() -> None:
     first = decide(restarted(20), RUNNING, lost(REPLACED), NOW).state
     assert decide(restarted(20), first, lost(REPLACED), LATE).transition is Transition.RESTART
+
+
+def test_where_no_other_pod_is_waited_for_a_restart_in_place_takes_none() -> None:
+    run = make_run(status={**TRAINED, "restartsInPlace": {"count": 1}})
+    assert decide(run, RUNNING, lost(REPLACED), NOW).transition is Transition.RESTART
 
 
 def test_a_pod_that_took_anothers_place_may_be_lost_too() -> None:
@@ -128,38 +145,61 @@ def test_a_pod_that_took_anothers_place_may_be_lost_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "failure_class"),
-    [
-        ({"disruption": "PreemptionByScheduler"}, FailureClass.INFRASTRUCTURE),
-        ({"ended": "OOMKilled, exit code 137"}, FailureClass.OUT_OF_MEMORY),
-    ],
+    ("dead", "failure_class"),
+    [(PREEMPTED, FailureClass.INFRASTRUCTURE), (KILLED, FailureClass.OUT_OF_MEMORY)],
 )
 @pytest.mark.parametrize("phase", [JobPhase.RUNNING, JobPhase.FAILED])
 def test_what_a_lost_pod_ended_of_is_remembered_until_the_attempt_ends(
-    change: dict[str, Any], failure_class: FailureClass, phase: JobPhase
+    dead: Pod, failure_class: FailureClass, phase: JobPhase
 ) -> None:
     """The pod is gone by then; a job may fail of it, too."""
-    run = make_run(WAITS)
-    dead = pod("Trainer", 1, alive=False, **change)
-    first = decide(run, RUNNING, lost(dead), NOW)
-    ended = decide(run, first.state, lost(REPLACED, phase=phase), LATE)
+    first = decide(waiting(), RUNNING, lost(dead), NOW)
+    ended = decide(waiting(), first.state, lost(REPLACED, phase=phase), LATE)
     assert (ended.transition, ended.failure_class) == (Transition.RESTART, failure_class)
-    assert next(iter(change.values())) in ended.message
+    assert (dead.disruption or dead.ended or "-") in ended.message
+
+
+def test_what_explains_more_stays_whatever_is_seen_later() -> None:
+    preempted = decide(waiting(), RUNNING, lost(PREEMPTED), NOW)
+    ended = decide(waiting(), preempted.state, lost(KILLED), LATE)
+    assert ended.failure_class is FailureClass.INFRASTRUCTURE
+    killed = decide(waiting(), RUNNING, lost(KILLED), NOW)
+    both = decide(waiting(), killed.state, lost(PREEMPTED), NOW + seconds(1))
+    assert decide(waiting(), both.state, lost(), LATE).failure_class is FailureClass.INFRASTRUCTURE
+
+
+def test_a_second_pod_that_is_lost_is_told_of_and_gets_no_time_of_its_own() -> None:
+    first = decide(waiting(), RUNNING, lost(), NOW)
+    none_left = healthy((job(JobPhase.RUNNING),), pods=(*pods()[:1], *pods()[3:]))
+    second = decide(waiting(), first.state, none_left, LATE - seconds(1)).state.trainer_loss
+    assert second is not None
+    assert (second.pods, second.time) == (2, NOW)
+    assert "2 of 2 trainer pods" in second.message
+
+
+def test_a_wait_that_is_called_off_ends_the_attempt_with_what_is_known_of_the_loss() -> None:
+    first = decide(waiting(), RUNNING, lost(PREEMPTED), NOW)
+    off = waiting(spec(failurePolicy={"podReplacementSeconds": 0}))
+    ended = decide(off, first.state, lost(), NOW + seconds(1))
+    assert (ended.transition, ended.failure_class) == (
+        Transition.RESTART,
+        FailureClass.INFRASTRUCTURE,
+    )
 
 
 def test_a_job_that_fails_of_a_lost_pod_is_not_waited_for() -> None:
-    failed = decide(make_run(WAITS), RUNNING, lost(phase=JobPhase.FAILED), NOW)
+    failed = decide(waiting(), RUNNING, lost(phase=JobPhase.FAILED), NOW)
     assert (failed.transition, failed.cause) == (Transition.RESTART, Reason.JOB_FAILED)
 
 
 def test_a_job_without_progress_since_its_loss_ended_of_that() -> None:
-    run = restarted(20, progressDeadlineSeconds=30)
-    ended = decide(run, RUNNING, lost(), NOW)
+    policy = {"podReplacementSeconds": 120, "progressDeadlineSeconds": 30}
+    ended = decide(waiting(spec(failurePolicy=policy)), RUNNING, lost(), NOW)
     assert (ended.transition, ended.cause) == (Transition.RESTART, Reason.TRAINER_POD_LOST)
 
 
 def test_a_loss_is_read_from_the_status_that_it_was_written_into() -> None:
-    run = make_run(WAITS)
+    run = waiting()
     state = decide(run, RUNNING, lost(), NOW).state
     written = status.build(run, state, lost(), NOW)
     assert remembered(written).trainer_loss == state.trainer_loss is not None
