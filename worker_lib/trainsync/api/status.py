@@ -192,6 +192,17 @@ class LastFailure(Model):
     time: Time = Field(description="Time at which the operator saw it.")
 
 
+MOST_EXITS: Final = 16
+"""Containers of lost pods whose exit codes the status has."""
+
+
+class ContainerExit(Model):
+    """A container that failed."""
+
+    container_name: str = Field(max_length=63, description="Name of the container.")
+    exit_code: int = Field(description="How it ended.")
+
+
 class TrainerLoss(Model):
     """Trainers' pods that the attempt has lost, while the job may go on in others."""
 
@@ -202,6 +213,11 @@ class TrainerLoss(Model):
         alias="class", description="What the loss is put down to if the attempt ends of it."
     )
     message: str = Field(max_length=LONGEST_FAILURE, description="The pods, and how they ended.")
+    exits: list[ContainerExit] = Field(
+        default_factory=list,
+        max_length=MOST_EXITS,
+        description="Containers of the pods that failed, for the rules of spec.failurePolicy.",
+    )
 
 
 class StopReason(StrEnum):

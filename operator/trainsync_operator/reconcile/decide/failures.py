@@ -122,6 +122,8 @@ def _exits(
 ) -> tuple[tuple[str | None, int], ...]:
     """Exit codes of the pods that have ended, and of the jobs, as Ray's message has them."""
     pods = [exit for pod in observed.pods_of(state.cluster_attempt) for exit in pod.exits]
+    lost = [] if state.trainer_loss is None else state.trainer_loss.exits
+    pods += [(exit.container_name, exit.exit_code) for exit in lost]
     of_jobs = [_JOB_EXIT.search(job.message) for job in jobs]
     return (*pods, *((None, int(found[1])) for found in of_jobs if found))
 

@@ -11,7 +11,7 @@ from typing import Final
 from trainsync.api.base import format_time
 from trainsync.api.failure_policy import FailureClass
 from trainsync.api.spec import Role
-from trainsync.api.status import LONGEST_FAILURE, TrainerLoss, bounded
+from trainsync.api.status import LONGEST_FAILURE, MOST_EXITS, ContainerExit, TrainerLoss, bounded
 
 from trainsync_operator.kube import objects
 from trainsync_operator.reconcile.decide import startup
@@ -23,10 +23,14 @@ _OOM_KILLED: Final = "OOMKilled"
 
 @dataclass(frozen=True)
 class Missing:
-    """Trainers' pods that the job has lost; ``message`` says how many, and how they ended."""
+    """Trainers' pods that the job has lost; ``message`` says how many, and how they ended.
+
+    ``exits`` are of their containers that failed, by name.
+    """
 
     count: int
     message: str
+    exits: tuple[tuple[str, int], ...] = ()
 
 
 def in_use_since(run: Run, state: State, observed: Observed, now: datetime) -> datetime | None:
@@ -61,7 +65,8 @@ def missing(run: Run, state: State, observed: Observed, in_use: datetime) -> Mis
         f"{count} of {group.replicas} trainer pods of cluster {cluster.name}"
         f" (group {group.name}) were lost.{ends(original)}"
     )
-    return Missing(count, message)
+    exits = tuple(found for pod in original if not pod.alive for found in pod.exits)
+    return Missing(count, message, exits[:MOST_EXITS])
 
 
 def ends(pods: list[Pod]) -> str:
@@ -113,18 +118,33 @@ def remembered(run: Run, state: State, observed: Observed, now: datetime) -> Tra
     ):
         return None
     taken = taken_by_infrastructure(state, observed, in_use)
-    failure_class = seen_class(state, observed, in_use)
-    if before is not None:
-        is_news = worse(failure_class, before.failure_class) != before.failure_class
-        if not is_news and found.count <= before.pods:
-            return before
-        failure_class = worse(failure_class, before.failure_class)
-    return TrainerLoss(
+    seen = TrainerLoss(
         attempt=state.attempt,
-        time=now if before is None else before.time,
+        time=now,
         pods=found.count,
-        failure_class=failure_class,
+        failure_class=seen_class(state, observed, in_use),
         message=bounded(f"{taken} {found.message}" if taken else found.message, LONGEST_FAILURE),
+        exits=[ContainerExit(container_name=name, exit_code=code) for name, code in found.exits],
+    )
+    return seen if before is None else _together(before, seen)
+
+
+def _together(before: TrainerLoss, seen: TrainerLoss) -> TrainerLoss:
+    """What is seen of a loss that is known."""
+    failure_class = worse(seen.failure_class, before.failure_class)
+    message = before.message
+    if failure_class != before.failure_class:
+        message = seen.message
+    elif seen.pods > before.pods:
+        message = bounded(f"{before.message} {seen.message}", LONGEST_FAILURE)
+    exits = before.exits + [new for new in seen.exits if new not in before.exits]
+    return TrainerLoss(
+        attempt=before.attempt,
+        time=before.time,
+        pods=max(before.pods, seen.pods),
+        failure_class=failure_class,
+        message=message,
+        exits=exits[:MOST_EXITS],
     )
 
 

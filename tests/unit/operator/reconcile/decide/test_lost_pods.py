@@ -177,6 +177,20 @@ def test_a_second_pod_that_is_lost_is_told_of_and_gets_no_time_of_its_own() -> N
     assert "2 of 2 trainer pods" in second.message
 
 
+def test_a_rule_on_exit_codes_counts_those_of_a_pod_that_is_gone() -> None:
+    on_code = {"containerName": "ray-worker", "operator": "In", "values": [42]}
+    rules = [{"action": "Fail", "onExitCodes": on_code}]
+    run = waiting(spec(failurePolicy={"podReplacementSeconds": 120, "rules": rules}))
+    failed = pod(
+        "Trainer", 1, alive=False, ended="Error, exit code 42", exits=(("ray-worker", 42),)
+    )
+    first = decide(run, RUNNING, lost(failed), NOW)
+    assert remembered(status.build(run, first.state, lost(), NOW)).trainer_loss == (
+        first.state.trainer_loss
+    )
+    assert decide(run, first.state, lost(), LATE).transition is Transition.FAIL
+
+
 def test_a_wait_that_is_called_off_ends_the_attempt_with_what_is_known_of_the_loss() -> None:
     first = decide(waiting(), RUNNING, lost(PREEMPTED), NOW)
     off = waiting(spec(failurePolicy={"podReplacementSeconds": 0}))
