@@ -36,17 +36,18 @@ class Missing:
 def in_use_since(run: Run, state: State, observed: Observed, now: datetime) -> datetime | None:
     """Pods that are not younger than this are the job's; None: there is no job.
 
-    Where the job may get others, a restart in place takes the pods that are there; where it is not
-    known when that was, all are the job's.
+    A restart in place takes the pods that are there. Where it is not known when that was, they are
+    all the job's if the job may get others.
     """
     jobs = observed.jobs_of(state.attempt)
     if not jobs:
         return None
     started = max(job.created for job in jobs)
     restarts = run.status.get("restartsInPlace") or {}
-    if not run.spec.failure_policy.pod_replacement_seconds or not restarts.get("count"):
-        return started
-    return max(started, objects.optional_time(restarts.get("time")) or now)
+    at = objects.optional_time(restarts.get("time"))
+    if at is None and restarts.get("count") and run.spec.failure_policy.pod_replacement_seconds:
+        at = now
+    return started if at is None else max(started, at)
 
 
 def missing(run: Run, state: State, observed: Observed, in_use: datetime) -> Missing | None:

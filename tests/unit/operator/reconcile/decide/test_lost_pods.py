@@ -84,10 +84,10 @@ def waiting(run_spec: dict[str, Any] = WAITS, **status_of: Any) -> Run:
     return make_run(run_spec, status={**TRAINED, **status_of})
 
 
-def restarted(at: int | None) -> Run:
+def restarted(at: int | None, run_spec: dict[str, Any] = WAITS) -> Run:
     """One whose trainers were restarted in place; None: it is not known when."""
     told = {} if at is None else {"time": (START + seconds(at)).isoformat()}
-    return waiting(restartsInPlace={"count": 1, **told})
+    return waiting(run_spec, restartsInPlace={"count": 1, **told})
 
 
 def lost(*trainers: Pod, phase: JobPhase = JobPhase.RUNNING) -> Observed:
@@ -130,9 +130,14 @@ def test_a_restart_in_place_before_the_loss_takes_no_pod() -> None:
     assert decide(restarted(20), first, lost(REPLACED), LATE).transition is Transition.RESTART
 
 
-def test_where_no_other_pod_is_waited_for_a_restart_in_place_takes_none() -> None:
+def test_where_no_other_pod_is_waited_for_a_restart_of_an_unknown_time_takes_none() -> None:
     run = make_run(status={**TRAINED, "restartsInPlace": {"count": 1}})
     assert decide(run, RUNNING, lost(REPLACED), NOW).transition is Transition.RESTART
+
+
+def test_a_job_that_has_gone_on_in_another_pod_keeps_that_when_the_wait_is_called_off() -> None:
+    off = restarted(40, spec(failurePolicy={"podReplacementSeconds": 0}))
+    assert decide(off, RUNNING, lost(REPLACED), LATE).transition is None
 
 
 def test_a_pod_that_took_anothers_place_may_be_lost_too() -> None:
