@@ -93,7 +93,7 @@ def test_a_request_that_runs_goes_on_with_the_new_weights(
     thread.start()
     assert began.wait(CALL_SECONDS)
     driver.update(22, staged)
-    wanted[0] = len(tokens) + 80  # some of the next ones may be older, and on their way
+    wanted[0] = len(tokens) + 300  # some of the next ones are older, and on their way
     thread.join(CALL_SECONDS)
     assert not thread.is_alive()
     assert wanted[0] <= len(tokens) < _LONGEST
@@ -101,7 +101,8 @@ def test_a_request_that_runs_goes_on_with_the_new_weights(
     by_new = Reference(model, new, tmp_path / "new").logprobs(tokens)
     assert max(abs(a - b) for a, b in zip(said[:8], by_old[:8], strict=True)) < TOLERANCE
     # The prompt and the first tokens are computed anew: nothing of the old weights is left.
-    assert max(abs(a - b) for a, b in zip(said[-40:], by_new[-40:], strict=True)) < TOLERANCE
+    is_new = [abs(a - b) < TOLERANCE for a, b in zip(said, by_new, strict=True)]
+    assert all(is_new[-40:]), f"{is_new.count(True)} of {len(tokens)} tokens are of the new weights"
     assert max(abs(a - b) for a, b in zip(said[-40:], by_old[-40:], strict=True)) > APART
 
 
