@@ -122,6 +122,8 @@ def full(name: str = "run") -> Object:
                 "resources": {"requests": {"cpu": 1, "memory": "1Gi"}, "limits": {"cpu": "2"}},
                 "logLevel": "debug",
                 "ttlSecondsAfterFinished": 60,
+                "serviceAccountAnnotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:a"},
+                "podLabels": {"azure.workload.identity/use": "true"},
             },
             "failurePolicy": {
                 "maxRestarts": 5,

@@ -131,6 +131,9 @@ def build(target: Target, replicas: int = 1) -> dict[str, Any]:
         "replicas": replicas,
         "strategy": {"type": "Recreate"},
         "selector": {"matchLabels": labels},
-        "template": {"metadata": {"labels": labels}, "spec": pod},
+        "template": {
+            "metadata": {"labels": {**target.run.spec.monitor.pod_labels, **labels}},
+            "spec": pod,
+        },
     }
     return child(target, DEPLOYMENT, name, MONITOR_COMPONENT, {"spec": spec})

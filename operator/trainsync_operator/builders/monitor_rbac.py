@@ -13,7 +13,8 @@ from trainsync_operator.kube.kinds import ROLE_BINDING, SERVICE_ACCOUNT
 def service_account(target: Target) -> dict[str, Any]:
     """The monitor's identity."""
     name = names.monitor_name(target.run.name)
-    return child(target, SERVICE_ACCOUNT, name, MONITOR_COMPONENT, {})
+    annotations = target.run.spec.monitor.service_account_annotations
+    return child(target, SERVICE_ACCOUNT, name, MONITOR_COMPONENT, {}, annotations=annotations)
 
 
 def binding_name(run: str, settings: MonitorSettings) -> str:

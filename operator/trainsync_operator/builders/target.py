@@ -66,6 +66,7 @@ def child(
     labels: dict[str, str] | None = None,
     controller: dict[str, Any] | None = None,
     *,
+    annotations: dict[str, str] | None = None,
     outlives: bool = False,
 ) -> dict[str, Any]:
     """A child of the run, with owner, labels and the hash of everything that is asked for.
@@ -100,6 +101,8 @@ def child(
     }
     if outlives:
         del obj["metadata"]["ownerReferences"]
+    if annotations:
+        obj["metadata"]["annotations"] = annotations
     digest = hashlib.sha256(json.dumps(obj, sort_keys=True).encode()).hexdigest()[:16]
-    obj["metadata"]["annotations"] = {names.ANNOTATION_HASH: digest}
+    obj["metadata"]["annotations"] = {**(annotations or {}), names.ANNOTATION_HASH: digest}
     return obj

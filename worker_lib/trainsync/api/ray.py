@@ -21,7 +21,7 @@ PodTemplate = Annotated[
     dict[str, Any],
     WithJsonSchema(template_schema("Ray runs in the first", "the cluster's image when absent")),
 ]
-_Text = Annotated[str, Field(max_length=512)]
+Text = Annotated[str, Field(max_length=512)]
 
 
 class UpscalingMode(StrEnum):
@@ -124,7 +124,7 @@ class RayClusterOverrides(Model):
     )
     autoscaler_options: AutoscalerOptions | None = None
     gcs_fault_tolerance_options: GcsFaultToleranceOptions | None = None
-    head_service_annotations: dict[str, _Text] = Field(
+    head_service_annotations: dict[str, Text] = Field(
         default_factory=dict,
         max_length=64,
         description="Annotations of the Service of the head.",

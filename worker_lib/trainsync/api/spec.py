@@ -14,7 +14,7 @@ from trainsync.api.failure_policy import FailurePolicy
 from trainsync.api.mirror import Mirror
 from trainsync.api.names import MANAGER_PATTERN
 from trainsync.api.quantities import Quantity, Resources
-from trainsync.api.ray import PodTemplate, RayClusterOverrides, StartParams
+from trainsync.api.ray import PodTemplate, RayClusterOverrides, StartParams, Text
 from trainsync.api.servers import Server
 from trainsync.api.suspend_policy import SuspendPolicy
 
@@ -411,6 +411,22 @@ class Monitor(Model):
         description=(
             "Seconds that the monitor, with the run's page, stays after the run has finished; when "
             "it is absent, as long as the RayClusters, and an hour at least."
+        ),
+    )
+    service_account_annotations: dict[str, Text] = Field(
+        default_factory=dict,
+        max_length=16,
+        description=(
+            "Annotations of the monitor's ServiceAccount, for a cloud's identity of pods, such as "
+            "eks.amazonaws.com/role-arn."
+        ),
+    )
+    pod_labels: dict[str, Text] = Field(
+        default_factory=dict,
+        max_length=16,
+        description=(
+            "Labels of the monitor's pod, for a cloud's identity of pods, such as "
+            "azure.workload.identity/use."
         ),
     )
 

@@ -1,6 +1,7 @@
 """The monitor of a run: its pod, its image, its service and its rights."""
 
 import pytest
+from trainsync.api.names import ANNOTATION_HASH, LABEL_RUN
 from trainsync_operator.builders import (
     monitor_deployment,
     monitor_image,
@@ -37,6 +38,33 @@ def test_a_runs_own_monitor_image_and_resources_win() -> None:
     pod = monitor_deployment.build(target(spec(monitor=monitor)))["spec"]["template"]["spec"]
     assert pod["containers"][0]["image"] == "own:1"
     assert pod["containers"][0]["resources"] == {"requests": {"cpu": 1}, "limits": {}}
+
+
+def test_a_clouds_identity_is_given_by_annotations_and_labels_that_change_none_of_ours() -> None:
+    plain = target()
+    role, use = {"eks.amazonaws.com/role-arn": "arn:a"}, {"azure.workload.identity/use": "true"}
+    asked = target(
+        spec(
+            monitor={
+                "serviceAccountAnnotations": {**role, ANNOTATION_HASH: "mine"},
+                "podLabels": {**use, LABEL_RUN: "another"},
+            }
+        )
+    )
+    account, before = monitor_rbac.service_account(asked), monitor_rbac.service_account(plain)
+    annotations = account["metadata"]["annotations"]
+    assert role.items() <= annotations.items()
+    assert annotations[ANNOTATION_HASH] not in (
+        "mine",
+        before["metadata"]["annotations"][ANNOTATION_HASH],
+    )
+    deployment, ours = (
+        monitor_deployment.build(asked)["spec"],
+        monitor_deployment.build(plain)["spec"],
+    )
+    labels = ours["template"]["metadata"]["labels"]
+    assert deployment["template"]["metadata"]["labels"] == {**use, **labels}
+    assert deployment["selector"] == ours["selector"]
 
 
 @pytest.mark.parametrize(
