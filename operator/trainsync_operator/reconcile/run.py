@@ -107,6 +107,15 @@ class Run:
         return self.labels.get(QUEUE_LABEL)
 
     @property
+    def last_report(self) -> datetime | None:
+        """When trainers last reported progress, of any attempt; None: they have not."""
+        return objects.optional_time((self.status.get("progress") or {}).get("lastReportTime"))
+
+    def reported_since(self, moment: datetime) -> bool:
+        """Whether trainers have reported progress since then."""
+        return self.last_report is not None and self.last_report >= moment
+
+    @property
     def servers(self) -> tuple[Server, ...]:
         """The entries of spec.servers."""
         return tuple(self.spec.servers or ())

@@ -72,13 +72,6 @@ def _trainer_job(run: Run, state: State, observed: Observed) -> Job | None:
     return next((job for job in observed.jobs_of(state.attempt) if job.cluster == name), None)
 
 
-def _reports(run: Run, job: Job) -> bool:
-    """Whether the trainer has reported progress since its job was made."""
-    progress = run.status.get("progress") or {}
-    reported = objects.optional_time(progress.get("lastReportTime"))
-    return reported is not None and reported >= job.created
-
-
 def _why_suspended(job: Job) -> str:
     return (
         f"RayJob {job.name} was suspended when it was made, as Kueue does with jobs that have no"
@@ -195,7 +188,7 @@ def _phase(run: Run, state: State, observed: Observed) -> Phase:
         return Phase.SUSPENDING
     job = _trainer_job(run, state, observed)
     runs = job is not None and job.phase in (JobPhase.RUNNING, JobPhase.FAILED)
-    if job is not None and runs and _reports(run, job):
+    if job is not None and runs and run.reported_since(job.created):
         return Phase.RUNNING
     if state.restarts or state.infrastructure_restarts:
         return Phase.RESTARTING

@@ -17,7 +17,6 @@ from trainsync.api.status import RollbackState
 
 from trainsync_operator.builders import fingerprint, raycluster
 from trainsync_operator.builders.pod_template import ROLE_HEAD
-from trainsync_operator.kube import objects
 from trainsync_operator.reconcile.decide import losses, startup
 from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
 from trainsync_operator.reconcile.run import Run, State
@@ -106,7 +105,7 @@ def _put_down(state: State, observed: Observed, in_use: datetime, out: Findings)
     said = losses.taken_by_infrastructure(state, observed, in_use) or ""
     failure_class = losses.seen_class(state, observed, in_use)
     if loss is not None:
-        failure_class = losses.worse(failure_class, loss.failure_class)
+        failure_class = losses.explains_more(failure_class, loss.failure_class)
         said = loss.message
     for index, cause in enumerate(out.causes):
         if cause.reason not in BY_A_LOST_POD:
@@ -262,9 +261,7 @@ def _no_progress(run: Run, started: datetime, now: datetime, out: Findings) -> N
     policy = run.spec.failure_policy
     if policy.progress_deadline_seconds is None:
         return
-    progress = run.status.get("progress") or {}
-    reported = objects.optional_time(progress.get("lastReportTime"))
-    last = max(started, reported) if reported else started
+    last = max(started, run.last_report or started)
     # Saves that wait for a bucket may hold training up, but none of them waits longer than that.
     if away := startup.store_away_until(run, now):
         timeout = run.spec.checkpoint.save_timeout_seconds or SAVE_DEADLINE_SECONDS
@@ -325,7 +322,7 @@ def find(
         out.causes = [replace(cause, exits=exits) for cause in out.causes]
         return out
     started = max(job.created for job in jobs)
-    in_use = losses.in_use_since(run, state, observed, now) or started
+    in_use = losses.in_use_since(run, started, now)
     _lost_clusters(run, state, observed, started, now, out)
     _failed_jobs(jobs, run.spec.failure_policy.restart_scope, out)
     _no_progress(run, started, now, out)

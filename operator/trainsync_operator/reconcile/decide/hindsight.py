@@ -11,7 +11,6 @@ from typing import Final
 from trainsync.api.failure_policy import FailureAction, FailureClass
 from trainsync.api.status import LONGEST_FAILURE, bounded
 
-from trainsync_operator.kube import objects
 from trainsync_operator.reconcile.decide.failures import BY_A_LOST_POD, Cause, Reason
 from trainsync_operator.reconcile.observed import NODE_NOT_READY, JobPhase, Observed
 from trainsync_operator.reconcile.run import Run, State
@@ -35,8 +34,7 @@ def put_right(run: Run, state: State, observed: Observed, now: datetime) -> Stat
         return state
     if any(rule.action is FailureAction.IGNORE for rule in policy.rules):
         return state  # it may never have been counted
-    reported = objects.optional_time((run.status.get("progress") or {}).get("lastReportTime"))
-    if reported is not None and reported > failure.time:
+    if run.last_report is not None and run.last_report > failure.time:
         return state
     lost = [p for p in observed.pods if p.disruption in _NODE_LOST and p.created <= failure.time]
     if not lost:

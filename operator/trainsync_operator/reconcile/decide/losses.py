@@ -33,16 +33,12 @@ class Missing:
     exits: tuple[tuple[str, int], ...] = ()
 
 
-def in_use_since(run: Run, state: State, observed: Observed, now: datetime) -> datetime | None:
-    """Pods that are not younger than this are the job's; None: there is no job.
+def in_use_since(run: Run, started: datetime, now: datetime) -> datetime:
+    """Pods that are not younger than this are those of the job that ``started`` then.
 
     A restart in place takes the pods that are there. Where it is not known when that was, they are
     all the job's if the job may get others.
     """
-    jobs = observed.jobs_of(state.attempt)
-    if not jobs:
-        return None
-    started = max(job.created for job in jobs)
     restarts = run.status.get("restartsInPlace") or {}
     at = objects.optional_time(restarts.get("time"))
     if at is None and restarts.get("count") and run.spec.failure_policy.pod_replacement_seconds:
@@ -108,15 +104,19 @@ def remembered(run: Run, state: State, observed: Observed, now: datetime) -> Tra
 
     Before trainers have trained there is none: the job may still place its ranks anywhere.
     """
-    in_use = in_use_since(run, state, observed, now)
-    if in_use is None or (found := missing(run, state, observed, in_use)) is None:
+    jobs = observed.jobs_of(state.attempt)
+    if not jobs:
+        return None
+    started = max(job.created for job in jobs)
+    in_use = in_use_since(run, started, now)
+    found = missing(run, state, observed, in_use)
+    if found is None:
         return None
     before = state.trainer_loss
     if before is not None and before.attempt != state.attempt:
         before = None
-    if before is None and not (
-        run.spec.failure_policy.pod_replacement_seconds and _has_trained(run, state, observed)
-    ):
+    waits = run.spec.failure_policy.pod_replacement_seconds and run.reported_since(started)
+    if before is None and not waits:
         return None
     taken = taken_by_infrastructure(state, observed, in_use)
     seen = TrainerLoss(
@@ -132,7 +132,7 @@ def remembered(run: Run, state: State, observed: Observed, now: datetime) -> Tra
 
 def _together(before: TrainerLoss, seen: TrainerLoss) -> TrainerLoss:
     """What is seen of a loss that is known."""
-    failure_class = worse(seen.failure_class, before.failure_class)
+    failure_class = explains_more(seen.failure_class, before.failure_class)
     message = before.message
     if failure_class != before.failure_class:
         message = seen.message
@@ -158,17 +158,10 @@ def seen_class(state: State, observed: Observed, in_use: datetime) -> FailureCla
     return FailureClass.APPLICATION
 
 
-def worse(one: FailureClass, other: FailureClass) -> FailureClass:
+def explains_more(one: FailureClass, other: FailureClass) -> FailureClass:
     """The one that explains more."""
     order = (FailureClass.APPLICATION, FailureClass.OUT_OF_MEMORY, FailureClass.INFRASTRUCTURE)
     return max(one, other, key=order.index)
-
-
-def _has_trained(run: Run, state: State, observed: Observed) -> bool:
-    started = max(job.created for job in observed.jobs_of(state.attempt))
-    progress = run.status.get("progress") or {}
-    reported = objects.optional_time(progress.get("lastReportTime"))
-    return reported is not None and reported >= started
 
 
 def told(run: Run, loss: TrainerLoss) -> str:

@@ -11,7 +11,6 @@ from typing import Final
 from trainsync.api.status import StopReason, StopRequest, StopSave, StopSaveState
 
 from trainsync_operator.builders.pod_template import ROLE_HEAD
-from trainsync_operator.kube import objects
 from trainsync_operator.reconcile.observed import Job, JobPhase, Observed
 from trainsync_operator.reconcile.run import Run, State, readable
 
@@ -72,10 +71,7 @@ def begin(
     job = _training(run, state, observed)
     if not seconds or job is None or not observed.monitor_ready:
         return None
-    progress = run.status.get("progress") or {}
-    reported = objects.optional_time(progress.get("lastReportTime"))
-    silent = reported is None or reported < job.created
-    if silent and now < job.created + _SILENT:
+    if not run.reported_since(job.created) and now < job.created + _SILENT:
         return None
     return StopRequest(since=now, deadline=now + timedelta(seconds=seconds), reason=reason)
 

@@ -10,7 +10,7 @@ import torch
 from trainsync import failpoints
 from trainsync.api.protocol import SaveKind, SaveState
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
-from trainsync.checkpoint.errors import SaveAbortedError, SaveFailedError, SaveTimeoutError
+from trainsync.checkpoint.errors import SaveAbortedError, SaveFailedError
 from trainsync.checkpoint.load.loading import load_shard
 from trainsync.checkpoint.load.resume import Resume, open_resume
 from trainsync.checkpoint.memory.lookup import Sources
@@ -87,25 +87,19 @@ def test_a_state_is_whole_in_memory_while_the_save_before_it_is_written(
 
 
 def test_a_save_that_is_given_up_holds_no_memory(
-    monitor: LocalMonitorClient, tmp_path: Path
+    coordinator: CheckpointCoordinator, tmp_path: Path
 ) -> None:
-    coordinator = CheckpointCoordinator(
-        monitor, tmp_path / "run", memory=place_in(tmp_path), staging_timeout=0.2
-    )
-    go_on = threading.Event()
+    def fail(point: str) -> None:
+        if point == "sealing":
+            raise RuntimeError("memory is on fire")
 
-    def hold(point: str) -> None:
-        if point == "written":
-            assert go_on.wait(30)
-
-    with failpoints.enabled(failpoints.SAVE, hold):
-        coordinator.save_async("model", {"w": torch.ones(10)}, 5)
-        with pytest.raises(SaveTimeoutError):
-            coordinator.save_sync("model", {"w": torch.ones(10)}, 6)
-        opened = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-        assert not [path for path in opened if path.name.startswith("6-")]
-        go_on.set()
-        coordinator.wait_all(30)
+    with failpoints.enabled(failpoints.MEMORY, fail):
+        coordinator.save_async("model", {"w": torch.ones(10)}, 6)
+        with pytest.raises(SaveFailedError, match="memory is on fire"):
+            coordinator.wait_all(30)
+    opened = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    assert not [path for path in opened if path.name.startswith("6-")]
+    assert kept(tmp_path) == []
 
 
 def test_a_rank_that_registers_nothing_hears_of_commits_from_the_volume(

@@ -212,10 +212,12 @@ class PartWriter:
                 permit = permits.hold(str(self))
             with permit:
                 failpoint("save.granted")
-                if not self._take_over():
+                if self._committed_before():
                     return Written()
                 started = time.monotonic()
                 try:
+                    # Of a process before this one, which speaks of other bytes.
+                    self._files.withdraw()
                     entries = self._write_files(state)
                 except FileNotFoundError:
                     # The monitor removes the staging of a save that is committed already.
@@ -256,22 +258,6 @@ class PartWriter:
         finally:
             self._clear()
         self.fail(error)
-
-    def _take_over(self) -> bool:
-        """Withdraw what a process before this one has said of other bytes.
-
-        False where the save is committed already. Raises as `_committed_before`.
-        """
-        if self._committed_before():
-            return False
-        try:
-            self._files.withdraw()
-        except FileNotFoundError:
-            # The monitor removes the staging of a save that is committed already.
-            if not self._committed_before():
-                raise
-            return False
-        return True
 
     def _tell_kept(self, sealed: SealedFile, cost: SaveCost) -> None:
         """The state is whole in memory: its file is made from there, whether this process lives or

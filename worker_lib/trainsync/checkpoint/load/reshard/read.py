@@ -74,6 +74,7 @@ class ComponentRead:
         self._wants: dict[Key, _Want] = {}
         self._copies: dict[Key, int] = {}
         self._opened: dict[int, Any] = {}
+        self._is_brought = False
         self._brought: dict[Key, torch.Tensor] | None = None
 
     def keeps(self, live: torch.Tensor) -> bool:
@@ -117,6 +118,7 @@ class ComponentRead:
         for key, want in self._wants.items():
             for piece in want.pieces:
                 self._part(piece.rank, key)
+        self._is_brought = True
         if all(self._files.is_mapped(path) for path in self.paths):
             return iter(())
         self._brought = self._empty()
@@ -132,7 +134,7 @@ class ComponentRead:
             StateMismatchError: ranks differ where they must not.
             StoreError: the files are in a store, which cannot be read.
         """
-        if self._brought is None:
+        if not self._is_brought:
             self._files.copy(self.bring())
         self._compare_copies()
 
