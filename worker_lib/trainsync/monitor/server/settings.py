@@ -1,4 +1,4 @@
-"""Settings of the monitor process, from its environment (see docs/dev/contracts.md)."""
+"""Settings of the monitor process, from its environment (names: `trainsync.api.env`)."""
 
 import os
 import secrets
