@@ -90,7 +90,7 @@ def run(
     with the error of an earlier save, if any, and the seconds that training waited), ``written``
     (wait for this rank's writers; answers ``written`` likewise), ``commit N`` (answers
     ``committed``), ``copied`` (answers whether no copy waits), ``refused`` (answers how many copies
-    no neighbour took), ``arm``.
+    no neighbour took), ``took`` (answers the bytes of copies that this rank has taken), ``arm``.
 
     Args:
         at_load: called before this rank loads.
@@ -127,6 +127,9 @@ def run(
         elif verb == "copied":
             neighbour = rank.coordinator.neighbour
             line.say("copied", neighbour is None or neighbour.wait(SECONDS / 2))
+        elif verb == "took":
+            neighbour = rank.coordinator.neighbour
+            line.say("took", 0 if neighbour is None else neighbour.taken_bytes)
         elif verb == "arm":
             at_arm()
         elif verb == "refused":

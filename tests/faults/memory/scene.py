@@ -3,14 +3,16 @@
 import ctypes
 import os
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from trainsync.api import env
 from trainsync.api.protocol import SaveKind
 from trainsync.api.spec import Verify
 from trainsync.checkpoint.memory.place import DEFAULT_MEMORY, MemoryPlace
@@ -131,6 +133,27 @@ class Scene:
             else (Tier.VOLUME,)
             for rank, pod in enumerate(self.pods)
         }
+
+    def lose_whole(self, pod: int) -> dict[int, tuple[Tier, ...]]:
+        """As `lose`, with the processes that outlive the pod's ranks, whose reaper this one is."""
+        node = f"{env.NODE_NAME}=node-{pod}".encode()
+        for process in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+            with suppress(OSError):  # it has ended
+                if node in Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
+                    os.kill(int(process), signal.SIGKILL)
+        return self.lose(pod)
+
+    def copies_of(self, rank: int, step: int) -> list[int]:
+        """Sizes of the whole copies of what the rank keeps of a step, with its neighbour."""
+        ring = sorted(set(self.pods))
+        other = ring[(ring.index(self.pods[rank]) + 1) % len(ring)]
+        guests = self.place_of(other).guests
+        assert guests is not None
+        return [
+            guests.path(kept).stat().st_size
+            for kept in guests.files()
+            if kept.digest is not None and kept.step == step and kept.part.endswith(f"-{rank}")
+        ]
 
     # -- attempts ---------------------------------------------------------------------------
 

@@ -18,13 +18,14 @@ from trainsync.checkpoint.load.resume import report_damage, report_load
 from trainsync.checkpoint.memory.kept import KeptShards
 from trainsync.checkpoint.memory.neighbour.neighbour import Neighbour
 from trainsync.checkpoint.memory.place import MemoryPlace
-from trainsync.checkpoint.memory.shared import Shared, open_shared
+from trainsync.checkpoint.memory.shared import open_shared
 from trainsync.checkpoint.reference_calls import (
     PlainFunction,
     SavedNames,
     name_first,
     taking_a_directory,
 )
+from trainsync.checkpoint.rescue.guests import GuestParts
 from trainsync.checkpoint.rescue.rescuer import Rescuer
 from trainsync.checkpoint.save.commit_wait import CommitWait
 from trainsync.checkpoint.save.missing import MissingReport
@@ -157,20 +158,24 @@ class CheckpointCoordinator:
         self._run = None if is_url(directory) else RunDirectory(Path(directory))
         self._overlapped = overlapped
         self._lost_after = save_timeout + LATER_SECONDS
-        self._neighbour: Neighbour | None = None
-        self._kept: KeptShards | None = None
-        if memory is not None:
-            shared = open_shared(directory)
-            self._neighbour = self._new_neighbour(memory, shared)
-            self._kept = KeptShards(
-                memory, shared, monitor.attempt, monitor.incarnation, self._neighbour
-            )
-        self.commits: Final = self._new_watch(times, None)
-        """The saves that this process registered, and aborts of those that it took part in."""
-        self.watches: weakref.WeakSet[SaveWatch] = weakref.WeakSet({self.commits})
         self._place = open_place(
             directory, monitor.attempt, monitor.incarnation, incremental=incremental
         )
+        self._neighbour: Neighbour | None = None
+        self._kept: KeptShards | None = None
+        rescuer: Rescuer | None = None
+        if memory is not None:
+            owner = (monitor.attempt, monitor.incarnation)
+            rescuer = Rescuer(directory, *owner, self._place.writer)
+            shared = open_shared(directory)
+            if memory.guests is not None:
+                guests = GuestParts(rescuer, *owner)
+                self._neighbour = Neighbour(memory.guests, shared, *owner, rank, guests)
+                weakref.finalize(self, self._neighbour.close).atexit = False
+            self._kept = KeptShards(memory, shared, *owner, self._neighbour)
+        self.commits: Final = self._new_watch(times, None)
+        """The saves that this process registered, and aborts of those that it took part in."""
+        self.watches: weakref.WeakSet[SaveWatch] = weakref.WeakSet({self.commits})
         options = SavingOptions(
             staging_slots=staging_slots,
             staging_timeout=max(SAVE_DEADLINE_SECONDS, save_timeout)
@@ -180,9 +185,7 @@ class CheckpointCoordinator:
             copy_timeout=copy_timeout,
             permits=permits,
             memory=self._kept,
-            rescuer=None
-            if memory is None
-            else Rescuer(directory, monitor.attempt, monitor.incarnation, self._place.writer),
+            rescuer=rescuer,
             save_timeout=save_timeout,
         )
         self._saves = SavePipeline(monitor, self._place, rank, world_size, options, self.commits)
@@ -635,15 +638,6 @@ class CheckpointCoordinator:
         if self._kept is None:
             return SaveWatch(self._monitor, known, self._lost_after, times)
         return SaveWatch(self._monitor, known, self._lost_after, times, self._kept.ended)
-
-    def _new_neighbour(self, memory: MemoryPlace, shared: Shared) -> Neighbour | None:
-        guests = memory.guests
-        if guests is None:
-            return None
-        monitor = self._monitor
-        made = Neighbour(guests, shared, monitor.attempt, monitor.incarnation, self.rank)
-        weakref.finalize(self, made.close).atexit = False
-        return made
 
     def _part(
         self,

@@ -163,6 +163,12 @@ class SaveDirectory:
         return self.path / "rescues"
 
     @cached_property
+    def copies_wanted(self) -> Path:
+        """An empty file: no process of the save's incarnation lives, and parts of which nothing is
+        heard may be written from copies in memory."""
+        return self.path / "COPIES_WANTED"
+
+    @cached_property
     def withdrawn(self) -> Path:
         """An empty file, made before a receipt is withdrawn: the monitor may know that one still,
         and looks at all of them again before it commits."""

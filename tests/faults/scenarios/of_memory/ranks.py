@@ -1,12 +1,18 @@
 """Ranks killed while a save is staged, kept in memory and copied to a neighbour, and while they
 load."""
 
+import time
+
 from trainsync import failpoints
+from trainsync.api.protocol import SaveKind
+from trainsync.checkpoint.rescue.waiting import await_rescue
+from trainsync.checkpoint.save.places.volume import VolumePlace
 
 from tests.faults.inject import kill_me
-from tests.faults.memory.promises import Tier, check_answered
+from tests.faults.memory.promises import COMPONENTS, Tier, check_answered
 from tests.faults.memory.rank import killing, killing_in_round
-from tests.faults.memory.scene import Tiers, scene
+from tests.faults.memory.scene import Attempt, Tiers, scene
+from tests.faults.processes import SECONDS, BrokenError
 from tests.faults.scenario import Scenario
 from tests.faults.scenarios.of_memory.common import (
     APART,
@@ -67,6 +73,75 @@ def _keeping(trial: Trial) -> None:
         made.goes_on(known, later=later)
 
 
+def _pod_lost(trial: Trial) -> None:
+    """Nothing outlives the rank: what outlives its neighbour writes its part, when asked to."""
+    area, _, point = trial.point.partition(".")
+    pods = trial.dice.choice(APART)
+    # Rank 0 hears of every commit, and what is older is dropped then.
+    drops = point in ("dropping", "spared")
+    victim = 0 if drops else trial.dice.randrange(len(pods))
+    neighbour = (victim + 1) % len(pods)
+    nth = 1 if drops else trial.dice.randint(1, len(COMPONENTS))
+    with scene(trial, copies=1, pods=pods) as made:
+        attempt = made.first(at_arm={victim: killing(area, point, nth, kill_me)})
+        if point == "taken":  # there is a file to take from the third save on
+            made.save(attempt, made.next())
+        took = _took(attempt, neighbour)
+        attempt.ranks[victim].tell("arm")
+        step = made.next()
+        for child in attempt.ranks:
+            child.tell(f"save {step}")
+        await_death(attempt, victim)
+        check_survivors(attempt, victim)
+        copies = made.copies_of(victim, step)
+        is_copied = len(copies) == len(COMPONENTS)
+        if is_copied:
+            _await_took(attempt, neighbour, took + sum(copies))
+        known = made.lose_whole(pods[victim])
+        attempt.kill()
+        owner = trial.owners[-1]
+        await_rescue([VolumePlace(trial.run, owner.attempt, owner.incarnation)])
+        is_copied = is_copied and _is_complete(trial, step)
+        if is_copied:
+            trial.note("the neighbour had all that the lost pod had of the step")
+        # A later step was committed, perhaps before it was copied.
+        later = {rank: some for rank, some in known.items() if some == (Tier.MEMORY,)}
+        made.goes_on(known, later=known if is_copied else later)
+
+
+def _took(attempt: Attempt, rank: int) -> int:
+    attempt.ranks[rank].tell("took")
+    return int(str(attempt.ranks[rank].expect("took")))
+
+
+def _await_took(attempt: Attempt, rank: int, size: int) -> None:
+    end = time.monotonic() + SECONDS
+    while _took(attempt, rank) < size:
+        if time.monotonic() > end:
+            raise BrokenError(f"rank {rank} has not taken {size} bytes, which lie in its memory")
+        time.sleep(0.01)
+
+
+def _is_complete(trial: Trial, step: int) -> bool:
+    """Whether the save of a step has all receipts, or the monitor has committed it; or it was not
+    registered when rank 0 died, which the monitor hears beside the save. Else raises."""
+    owner = trial.owners[-1]
+    save = VolumePlace(trial.run, owner.attempt, owner.incarnation).save(SaveKind.CHECKPOINT, step)
+    outcome, registration = save.outcome(), save.registration()
+    if outcome is not None and outcome.error is None:
+        return True
+    if outcome is None and registration is None:
+        trial.note("rank 0 died before it had registered the step")
+        return False
+    missing = set(registration.participants if registration else ()) - set(save.writers())
+    if outcome is not None or missing:
+        raise BrokenError(
+            f"all of step {step} was in memory, and it ended with {outcome}, lacking "
+            f"{sorted(missing)} of {registration}"
+        )
+    return True
+
+
 def _loading(trial: Trial) -> None:
     area, _, point = trial.point.partition(".")
     fetches = area == failpoints.NEIGHBOUR or point == "fetching"
@@ -106,6 +181,13 @@ SCENARIOS = (
         holds="ranks load the last commit from memory, those of a lost pod from the neighbour's",
         points=_KEEPING,
         trial=_keeping,
+    ),
+    Scenario(
+        name="pod_lost",
+        broken="a pod is lost with its memory at each phase of a save that is copied",
+        holds="what the neighbour has of the save is committed; all go on from memory",
+        points=_KEEPING,
+        trial=_pod_lost,
     ),
     Scenario(
         name="restoring_rank_killed",

@@ -32,7 +32,7 @@ def archive() -> bytes:
 def test_a_state_in_memory_is_the_file_that_torch_writes(keeping: Keeping) -> None:
     file = keeping.shards.begin(5, MODEL, 12_000_000)
     assert file is not None
-    sealed = put_into_memory(file, partial(dump, STATE))
+    sealed = put_into_memory(file, partial(dump, STATE), lambda _: b"")
     assert sealed is not None
     assert sealed.path.read_bytes() == archive()
     assert (sealed.bytes, sealed.digest) == (len(archive()), digest_of(archive()))
@@ -42,7 +42,7 @@ def test_a_state_in_memory_is_the_file_that_torch_writes(keeping: Keeping) -> No
 def test_its_bytes_are_there_to_be_read_again_though_it_is_dropped(keeping: Keeping) -> None:
     file = keeping.shards.begin(5, MODEL, 12_000_000)
     assert file is not None
-    sealed = put_into_memory(file, partial(dump, STATE))
+    sealed = put_into_memory(file, partial(dump, STATE), lambda _: b"")
     assert sealed is not None
     with closing(FileInMemory(sealed.path)) as memory:
         sealed.path.unlink()
@@ -64,7 +64,7 @@ def test_a_state_beyond_the_budget_is_given_up_at_once_and_leaves_nothing(tmp_pa
         while len(made) < 100:
             made.append(target.write(b"x" * (1 << 20)))
 
-    assert put_into_memory(file, produce) is None
+    assert put_into_memory(file, produce, lambda _: b"") is None
     assert len(made) < 10
     assert keeping.names() == []
 
@@ -77,7 +77,7 @@ def test_an_error_of_the_state_is_raised_as_it_is(keeping: Keeping) -> None:
         raise RuntimeError("while pickling")
 
     with pytest.raises(RuntimeError, match="while pickling"):
-        put_into_memory(file, produce)
+        put_into_memory(file, produce, lambda _: b"")
 
 
 def test_a_process_that_ends_puts_nothing_more_into_memory(
@@ -87,5 +87,5 @@ def test_a_process_that_ends_puts_nothing_more_into_memory(
     assert file is not None
     monkeypatch.setattr(ending.over, "is_set", lambda: True)
     with pytest.raises(SaveAbandonedError):
-        put_into_memory(file, partial(dump, STATE))
+        put_into_memory(file, partial(dump, STATE), lambda _: b"")
     assert keeping.sealed() == []

@@ -18,6 +18,8 @@ class Waiting:
         self.saving = Saving(directory)
         self.now = 0.0
         self.at: dict[float, list[tuple[int, int]]] = {}
+        self.answers = False
+        """Whether rank 1 has a neighbour with a copy of step 5."""
 
     def wait(self) -> float:
         """How long it took."""
@@ -34,6 +36,8 @@ class Waiting:
 
     def _sleep(self, seconds: float) -> None:
         self.now += seconds
+        if self.answers and self.saving.place.save(CHECKPOINT, 5).are_copies_wanted():
+            self.say(5, 1, kept=True)
         for due in [when for when in self.at if when <= self.now]:
             for step, rank in self.at.pop(due):
                 self.write(step, rank)
@@ -103,10 +107,25 @@ def test_a_save_of_which_a_part_failed_is_not_waited_for_but_an_older_one_is(
     assert 3.0 <= waiting.wait() < 4.0
 
 
-def test_a_process_of_which_nothing_is_left_costs_three_seconds(waiting: Waiting) -> None:
+def test_a_process_of_which_nothing_is_left_costs_four_seconds_and_copies_are_asked_for(
+    waiting: Waiting,
+) -> None:
+    for step in (4, 5, 6):
+        waiting.saving.register(step)
+    waiting.say(6, 0, kept=True)
+    waiting.say(6, 1, kept=False)
+    waiting.say(5, 0, kept=True)
+    assert 4.0 <= waiting.wait() < 5.0
+    places = [waiting.saving.place.save(CHECKPOINT, step) for step in (4, 5, 6)]
+    assert [place.are_copies_wanted() for place in places] == [True, True, False]
+
+
+def test_a_part_that_is_written_from_a_copy_is_waited_for(waiting: Waiting) -> None:
     waiting.saving.register(5)
     waiting.say(5, 0, kept=True)
-    assert 3.0 <= waiting.wait() < 4.0
+    waiting.answers = True
+    waiting.at = {20.0: [(5, 0), (5, 1)]}
+    assert 20.0 <= waiting.wait() < 21.0
 
 
 def test_a_part_that_never_comes_costs_a_minute_in_all(waiting: Waiting) -> None:

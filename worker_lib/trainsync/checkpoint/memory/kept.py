@@ -40,12 +40,18 @@ class _NoRoomError(Exception):
     """The budget does not allow it."""
 
 
+def _say_nothing(_: "SealedFile") -> bytes:
+    return b""
+
+
 @dataclass(frozen=True)
 class SealedFile:
     """A whole file in memory.
 
     Attributes:
         digest: of its bytes, as in a manifest.
+        describe: makes what a neighbour is told beside a copy: see
+            `trainsync.checkpoint.rescue.messages`.
     """
 
     path: Path
@@ -53,6 +59,10 @@ class SealedFile:
     participant: Participant
     bytes: int
     digest: str
+    describe: "Describe" = _say_nothing
+
+
+Describe = Callable[[SealedFile], bytes]
 
 
 class Follower(Protocol):
@@ -353,11 +363,12 @@ class KeptFile:
             self.discard()
             self._shards.skip(self._stem, error)
 
-    def seal(self, digest: str) -> SealedFile | None:
+    def seal(self, digest: str, describe: Describe = _say_nothing) -> SealedFile | None:
         """The file is whole: from now on it may be loaded; never raises. None: it is not there.
 
         Args:
             digest: of its bytes, as in a manifest.
+            describe: see `SealedFile`.
         """
         if self._fd is None:
             return None
@@ -373,7 +384,7 @@ class KeptFile:
             return None
         os.close(self._fd)
         self._fd = None
-        sealed = SealedFile(path, *self._part, self._size, digest)
+        sealed = SealedFile(path, *self._part, self._size, digest, describe)
         self._shards.sealed(sealed)
         return sealed
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from trainsync.checkpoint.errors import SaveAbandonedError
-from trainsync.checkpoint.memory.kept import KeptFile, SealedFile
+from trainsync.checkpoint.memory.kept import Describe, KeptFile, SealedFile
 from trainsync.checkpoint.memory.reuse import open_whole
 from trainsync.checkpoint.save.files.stream import Digesting, buffered
 
@@ -45,8 +45,15 @@ class FileInMemory:
         os.close(self._fd)
 
 
-def put_into_memory(kept: KeptFile, produce: Callable[[BinaryIO], object]) -> SealedFile | None:
+def put_into_memory(
+    kept: KeptFile,
+    produce: Callable[[BinaryIO], object],
+    describe: Describe,
+) -> SealedFile | None:
     """Write what ``produce`` writes into ``kept``, and seal it; None: it is not kept.
+
+    Args:
+        describe: see `SealedFile`.
 
     Raises:
         SaveAbandonedError: the process exits, and writes no longer.
@@ -62,7 +69,7 @@ def put_into_memory(kept: KeptFile, produce: Callable[[BinaryIO], object]) -> Se
         if kept.whole_bytes is None:
             return None
         raise
-    return kept.seal(file.digest())
+    return kept.seal(file.digest(), describe)
 
 
 class _GivenUpError(OSError):

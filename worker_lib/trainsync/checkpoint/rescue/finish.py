@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -27,7 +28,7 @@ _LOOK_SECONDS: Final = 2.0  # between two questions whether a save that is writt
 _THREADS: Final = 8
 
 
-def rescue(place: Place, parts: dict[PartKey, KeptPart | None]) -> None:
+def rescue(place: Place, parts: Mapping[PartKey, KeptPart | None]) -> None:
     """Finish the parts of a process that has died, those of the newest step first; never raises.
 
     Args:
@@ -43,10 +44,10 @@ def rescue(place: Place, parts: dict[PartKey, KeptPart | None]) -> None:
         try:
             finish(place, part, kept)
         except SecondWriterError as error:  # a process that was started anew writes it
-            _log(part, error)
+            log_not_written(part, error)
             _say(place, part, kept=False)
         except Exception as error:  # noqa: BLE001 - the other parts are finished all the same
-            _log(part, error)
+            log_not_written(part, error)
             _fail(place, part, kept, error)
 
 
@@ -66,7 +67,7 @@ def finish(place: Place, part: PartKey, kept: KeptPart) -> None:
     failpoint("rescue.finishing")
     (expected,) = kept.receipt.files
     with closing(FileInMemory(kept.file)) as memory:
-        wanted = Wanted(partial(_has_ended, place.save(part.kind, part.step)), _LOOK_SECONDS)
+        wanted = Wanted(partial(has_ended, place.save(part.kind, part.step)), _LOOK_SECONDS)
         produce = partial(memory.produce, check=wanted.check)
         entries = there.write_state(expected.path, produce, expected.bytes)
     if entries[0] != expected:
@@ -95,11 +96,14 @@ def finish(place: Place, part: PartKey, kept: KeptPart) -> None:
 
 def is_wanted(save: SaveRecords, part: PartKey) -> bool:
     """Whether the save is open and lacks the part. Raises `OSError`, `StorageError`."""
-    return not _has_ended(save) and part.participant not in save.writers()
+    return not has_ended(save) and part.participant not in save.writers()
 
 
-def _has_ended(save: SaveRecords) -> bool:
-    """Whether it has, also where its records are removed: the process that died is superseded."""
+def has_ended(save: SaveRecords) -> bool:
+    """Whether it has, also where its records are removed: the process that died is superseded.
+
+    Raises `OSError`, `StorageError`.
+    """
     return save.outcome() is not None or not save.is_there()
 
 
@@ -112,7 +116,7 @@ def _say(place: Place, part: PartKey, *, kept: bool) -> None:
         if is_wanted(save, part):
             save.write_rescue(word)
     except (OSError, StorageError) as error:
-        _log(part, error)
+        log_not_written(part, error)
 
 
 def _fail(place: Place, part: PartKey, kept: KeptPart, error: Exception) -> None:
@@ -131,10 +135,11 @@ def _fail(place: Place, part: PartKey, kept: KeptPart, error: Exception) -> None
         if is_wanted(place.save(part.kind, part.step), part):
             place.part(part.kind, part.step, part.participant).write_failure(failure)
     except (OSError, StorageError) as again:
-        _log(part, again)
+        log_not_written(part, again)
 
 
-def _log(part: PartKey, error: Exception) -> None:
+def log_not_written(part: PartKey, error: Exception) -> None:
+    """Say why a part is lost."""
     logger.error(
         "%s of %s %d is not written from memory: %s: %s",
         *(part.participant, part.kind.value, part.step, type(error).__name__, error),

@@ -1,6 +1,7 @@
 """What a rank tells the process that outlives it: a line of JSON for each change of a part. Pure.
 
-A rank and its process are of one release, so the lines have no version.
+And what a rank tells a neighbour beside a copy of a part. Processes of an attempt are of one
+release, so nothing of that has a version.
 """
 
 from dataclasses import dataclass
@@ -49,19 +50,51 @@ class PartTold:
         change: ``began``: it is being saved. ``kept``: it is ``kept``. ``ended``: it has a receipt,
             or never will.
         part: the part that has changed.
+        copied_from: the `Place.writer` of another rank, which may be empty, of whose part a copy is
+            here; None: the part is the rank's own.
     """
 
     change: Literal["began", "kept", "ended"]
     part: PartKey
     kept: KeptPart | None = None
+    copied_from: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AboutCopy:
+    """What a rank's neighbour must know to write the rank's part from a copy of its state.
+
+    Attributes:
+        receipt, attachments: see `KeptPart`.
+        writer: the `Place.writer` of the rank.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        ser_json_bytes="base64", val_json_bytes="base64"
+    )
+
+    receipt: Receipt
+    attachments: dict[str, bytes]
+    writer: str
 
 
 _TOLD: Final = TypeAdapter(PartTold)
+_ABOUT: Final = TypeAdapter(AboutCopy)
 
 
 def encode(told: PartTold) -> bytes:
     """Its line."""
     return _TOLD.dump_json(told) + b"\n"
+
+
+def encode_about(about: AboutCopy) -> bytes:
+    """As JSON."""
+    return _ABOUT.dump_json(about)
+
+
+def decode_about(data: bytes) -> AboutCopy:
+    """Inverse of `encode_about`. Raises `ValueError`."""
+    return _ABOUT.validate_json(data)
 
 
 def decode(line: bytes) -> PartTold:

@@ -11,7 +11,10 @@ import logging
 import selectors
 import socket
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from trainsync.checkpoint.save.places.base import Place
 
 _CHUNK: Final = 1 << 20
 _IDLE_SECONDS: Final = 5.0
@@ -32,12 +35,14 @@ def main(arguments: list[str]) -> None:
     with socket.socket(fileno=int(connection)) as told:
         lines = unfinished_at_death(told, int(pidfd), _prepare)
     if lines:
-        from trainsync.checkpoint.rescue.finish import rescue
+        from trainsync.checkpoint.rescue.copies import rescue_all
         from trainsync.checkpoint.rescue.messages import decode
         from trainsync.checkpoint.save.places.opening import open_place
 
-        parts = {said.part: said.kept for said in map(decode, lines)}
-        rescue(open_place(where, int(attempt), incarnation, continues=writer or None), parts)
+        def place_of(writer: str) -> "Place":
+            return open_place(where, int(attempt), incarnation, continues=writer or None)
+
+        rescue_all(place_of, writer, [decode(line) for line in lines])
 
 
 def unfinished_at_death(
@@ -108,5 +113,5 @@ def _take(told: socket.socket, lines: Lines, parts: dict[str, bytes]) -> bool:
 
 def _prepare() -> None:
     """Import what a rescue needs, so that a restart waits for less."""
-    import trainsync.checkpoint.rescue.finish
+    import trainsync.checkpoint.rescue.copies
     import trainsync.checkpoint.save.places.opening  # noqa: F401 - for later

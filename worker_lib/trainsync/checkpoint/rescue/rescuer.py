@@ -58,8 +58,12 @@ class Rescuer:
         """The part's state is whole in memory."""
         self._tell(PartTold(change="kept", part=part, kept=kept))
 
+    def copied(self, part: PartKey, kept: KeptPart, writer: str) -> None:
+        """A copy of another rank's part, of that `Place.writer`, is whole in memory."""
+        self._tell(PartTold(change="kept", part=part, kept=kept, copied_from=writer))
+
     def ended(self, part: PartKey) -> None:
-        """The part has a receipt, or never will."""
+        """The part, or that of which there is a copy, has a receipt, or never will."""
         self._tell(PartTold(change="ended", part=part))
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice, product
 from typing import Final
 
@@ -13,8 +13,11 @@ from trainsync.storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
-_ANSWER_SECONDS: Final = 3.0
-"""For what outlives a process to say that it does, or that the part is lost."""
+_ANSWER_SECONDS: Final = 4.0
+"""For what outlives a process, or its neighbour, to say that it does, or that the part is lost."""
+
+_NEIGHBOUR_SECONDS: Final = 1.5
+"""Neighbours are asked for parts of which nothing is heard for so long."""
 
 _LOOK_SECONDS: Final = 0.02
 _LONGEST_LOOK_SECONDS: Final = 0.5
@@ -30,44 +33,71 @@ def await_rescue(
     """Wait until the newest save of each kind that can still become whole is; never raises.
 
     To be called once no process of the places' incarnations lives any more. Of a save without the
-    word of what outlives each process, such as one whose pod is gone, three seconds are waited; in
-    all a minute.
+    word of what outlives each process, such as one whose pod is gone, copies with neighbours are
+    asked for, and four seconds are waited; in all a minute.
     """
-    began = clock()
+    wait = _Wait(clock, sleep)
     for place, kind in product(places, SaveKind):
         try:
-            for step in islice(place.registered(kind), _STEPS):
-                if _becomes_whole(place.save(kind, step), began, clock, sleep):
+            saves = [place.save(kind, step) for step in islice(place.registered(kind), _STEPS)]
+            for at, save in enumerate(saves):
+                if wait.becomes_whole(save, saves[at:]):
                     break
         except (OSError, StorageError) as error:
             logger.warning("parts that are written from memory are not awaited: %s", error)
-    waited = clock() - began
-    if waited > _ANSWER_SECONDS:
-        logger.info("waited %.1f s for parts of processes that died", waited)
+    if wait.seconds > _ANSWER_SECONDS:
+        logger.info("waited %.1f s for parts of processes that died", wait.seconds)
 
 
-def _becomes_whole(
-    save: SaveRecords, began: float, clock: Callable[[], float], sleep: Callable[[float], None]
-) -> bool:
-    """Whether the save is committed, or has all of its parts, at last."""
-    pause = _LOOK_SECONDS
-    while True:
-        outcome = save.outcome()
-        if outcome is not None:
-            return outcome.error is None
-        registration = save.registration()
-        if registration is None or save.has_failed():
-            return False  # it is being removed, or will be aborted
-        missing = set(registration.participants).difference(save.writers())
-        if not missing:
-            return True
-        said = {rescue.participant: rescue.kept for rescue in save.rescues()}
-        is_silent = not missing <= said.keys()
-        waited = clock() - began
-        if any(said.get(part) is False for part in missing):
-            return False
-        left = (_ANSWER_SECONDS if is_silent else FINISH_SECONDS) - waited
-        if left <= 0:
-            return False
-        sleep(min(pause, left))
-        pause = min(pause * 1.5, _LONGEST_LOOK_SECONDS)
+class _Wait:
+    """One wait for all saves."""
+
+    def __init__(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._began = clock()
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasts."""
+        return self._clock() - self._began
+
+    def becomes_whole(self, save: SaveRecords, asked_for: Sequence[SaveRecords]) -> bool:
+        """Whether the save is committed, or has all of its parts, at last.
+
+        Args:
+            asked_for: copies of these, too: an older save may be whole in memory where this one is
+                not.
+        """
+        pause, asked = _LOOK_SECONDS, False
+        while True:
+            outcome = save.outcome()
+            if outcome is not None:
+                return outcome.error is None
+            registration = save.registration()
+            if registration is None or save.has_failed():
+                return False  # it is being removed, or will be aborted
+            missing = set(registration.participants).difference(save.writers())
+            if not missing:
+                return True
+            said = {rescue.participant: rescue.kept for rescue in save.rescues()}
+            is_silent = not missing <= said.keys()
+            if any(said.get(part) is False for part in missing):
+                return False
+            if is_silent and not asked and self.seconds >= _NEIGHBOUR_SECONDS:
+                _ask_neighbours(asked_for)
+                asked = True
+            left = (_ANSWER_SECONDS if is_silent else FINISH_SECONDS) - self.seconds
+            if left <= 0:
+                return False
+            self._sleep(min(pause, left))
+            pause = min(pause * 1.5, _LONGEST_LOOK_SECONDS)
+
+
+def _ask_neighbours(saves: Sequence[SaveRecords]) -> None:
+    for save in saves:
+        try:
+            if save.outcome() is None and save.is_there():
+                save.want_copies()
+        except FileNotFoundError:  # it has ended meanwhile
+            continue

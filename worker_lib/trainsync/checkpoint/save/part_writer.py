@@ -20,7 +20,7 @@ from trainsync.checkpoint.errors import (
 )
 from trainsync.checkpoint.memory.kept import KeptFile, KeptShards, SealedFile
 from trainsync.checkpoint.memory.writing import FileInMemory, put_into_memory
-from trainsync.checkpoint.rescue.messages import KeptPart, PartKey
+from trainsync.checkpoint.rescue.messages import AboutCopy, KeptPart, PartKey, encode_about
 from trainsync.checkpoint.rescue.rescuer import Rescuer
 from trainsync.checkpoint.save import ending
 from trainsync.checkpoint.save.files.dumping import dump
@@ -152,7 +152,9 @@ class PartWriter:
         )
         if self._kept is None:
             return
-        sealed = put_into_memory(self._kept, partial(dump, state.state))
+        sealed = put_into_memory(
+            self._kept, partial(dump, state.state), partial(self._about, cost, started)
+        )
         self._keep_seconds = time.monotonic() - started
         if sealed is not None:
             self._tell_kept(sealed, cost)
@@ -262,7 +264,7 @@ class PartWriter:
     def _tell_kept(self, sealed: SealedFile, cost: SaveCost) -> None:
         """The state is whole in memory: its file is made from there, whether this process lives or
         not."""
-        self._sealed = FileEntry(self._path, sealed.bytes, sealed.digest)
+        self._sealed = self._entry(sealed)
         if self.rescuer is not None:
             receipt = self._receipt([self._sealed], cost, self._keep_seconds, 0.0)
             kept = KeptPart(file=sealed.path, receipt=receipt, attachments=self._small)
@@ -270,6 +272,15 @@ class PartWriter:
         failpoint("memory.told")
         with suppress(OSError):  # it was dropped meanwhile: the staged state is written
             self._in_memory = FileInMemory(sealed.path)
+
+    def _about(self, cost: SaveCost, started: float, sealed: SealedFile) -> bytes:
+        """What a neighbour must know to write the part from its copy of the file."""
+        receipt = self._receipt([self._entry(sealed)], cost, time.monotonic() - started, 0.0)
+        writer = self.place.writer or ""
+        return encode_about(AboutCopy(receipt=receipt, attachments=self._small, writer=writer))
+
+    def _entry(self, sealed: SealedFile) -> FileEntry:
+        return FileEntry(self._path, sealed.bytes, sealed.digest)
 
     @property
     def _path(self) -> str:

@@ -260,6 +260,11 @@ def rescues(save: SaveDirectory) -> list[Rescue]:
         return []
 
 
+def want_copies(save: SaveDirectory) -> None:
+    """Let what has copies of parts write them. Raises `FileNotFoundError`: the save has ended."""
+    atomic.write_bytes(save.copies_wanted, b"", durably=False)
+
+
 def has_failed(save: SaveDirectory) -> bool:
     """Whether a participant could not save, by the names of the files. Raises `OSError`."""
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from trainsync.api.protocol import SaveKind
-from trainsync.checkpoint.memory.kept import KeptShards
+from trainsync.checkpoint.memory.kept import KeptShards, SealedFile
 from trainsync.checkpoint.memory.neighbour import wire
 from trainsync.checkpoint.memory.neighbour.secret import run_key
 from trainsync.checkpoint.memory.neighbour.serving import MemoryServer
@@ -35,9 +35,17 @@ class Node:
         self.guests.hold()
         self.key = run_key(self.keeping.run)
         places = [self.keeping.place, self.place]
-        self.server = MemoryServer(self.key, places, self.guests, 0, INCARNATION)
+        self.taken: list[SealedFile] = []
+        self.server = MemoryServer(self.key, places, self.guests, 0, INCARNATION, self.taken.append)
 
-    def put(self, data: bytes, key: bytes | None = None, **changes: Any) -> None:
+    def put(
+        self,
+        data: bytes,
+        key: bytes | None = None,
+        about: bytes = b"",
+        told: int | None = None,
+        **changes: Any,
+    ) -> None:
         request = {
             "want": "put",
             "attempt": 0,
@@ -47,10 +55,11 @@ class Node:
             "rank": 1,
             "bytes": len(data),
             "digest": digest_of(data),
+            "about": len(about) if told is None else told,
         }
         with wire.connect(self.server.address) as connection:
             wire.ask(connection, self.key if key is None else key, {**request, **changes})
-            connection.sendall(data)
+            connection.sendall(data + about)
             wire.receive(connection, "kept")
 
     def get(self, digest: str) -> bytes:
@@ -76,6 +85,22 @@ def test_a_copy_is_taken_and_given_back(node: Node) -> None:
     node.put(DATA)
     assert node.get(digest_of(DATA)) == DATA
     assert node.server.taken_bytes == len(DATA)
+
+
+def test_what_is_told_beside_a_copy_is_passed_on_once_the_copy_is_whole(node: Node) -> None:
+    about = b"{}" * 1_000_000
+    node.put(DATA, about=about)
+    (file,) = node.taken
+    assert file.path.read_bytes() == DATA
+    assert (file.step, file.bytes, file.digest) == (5, len(DATA), digest_of(DATA))
+    assert file.describe(file) == about
+
+
+def test_more_beside_a_copy_than_is_taken_is_refused_before_it_is_sent(node: Node) -> None:
+    for more in (wire.LONGEST_ABOUT + 1, -1):
+        with pytest.raises(NeighbourError, match="would follow the file"):
+            node.put(DATA, told=more)
+    assert node.held() == node.taken == []
 
 
 def test_equal_bytes_of_a_later_step_are_taken_and_outlive_the_older_ones(node: Node) -> None:
@@ -160,6 +185,7 @@ def test_a_sender_that_dies_amid_a_copy_leaves_nothing(node: Node) -> None:
             "rank": 1,
             "bytes": len(DATA),
             "digest": digest_of(DATA),
+            "about": 0,
         }
         wire.ask(connection, node.key, request)
         connection.sendall(DATA[:100_000])

@@ -182,6 +182,14 @@ class Copier:
             return False
         except OSError as error:
             raise NeighbourError(f"{file.path} cannot be read: {error}") from error
+        about = file.describe(file)
+        if len(about) > wire.LONGEST_ABOUT:
+            self._say(
+                "about",
+                f"a copy of {file.participant} serves loads alone: what else its part needs has "
+                f"{len(about)} bytes, more than {wire.LONGEST_ABOUT}",
+            )
+            about = b""
         request = {
             "want": "put",
             "attempt": self._owner[0],
@@ -191,11 +199,13 @@ class Copier:
             "rank": file.participant.rank,
             "bytes": file.bytes,
             "digest": file.digest,
+            "about": len(about),
         }
         with opened, wire.connect((partner.address, partner.port)) as connection:
             failpoint("neighbour.asking")
             wire.ask(connection, self._key, request)
             wire.send_file(connection, opened, file.bytes, self._sent)
+            wire.send_bytes(connection, about)
             wire.receive(connection, "kept")
             failpoint("neighbour.copied")
         return True

@@ -5,7 +5,7 @@ import os
 import secrets
 import socket
 import threading
-from typing import Final
+from typing import Final, Protocol
 
 from trainsync.api import env
 from trainsync.api.protocol import SaveKind
@@ -21,6 +21,18 @@ from trainsync.storage.errors import StorageError
 logger = logging.getLogger(__name__)
 
 
+class Guests(Protocol):
+    """Hears of the copies that this process takes. Thread-safe; raises nothing."""
+
+    def taken(self, file: SealedFile) -> None:
+        """One is whole in memory."""
+        ...
+
+    def ended(self, step: int, committed: bool) -> None:
+        """The checkpoint of that step has ended."""
+        ...
+
+
 class Neighbour:
     """Follows what this process keeps. It begins with the first file, in the thread that writes it.
 
@@ -30,6 +42,7 @@ class Neighbour:
         guests: where a neighbour's files lie in this pod.
         shared: where the processes find one another.
         attempt, incarnation, rank: of this process.
+        parts: hears of the copies that are taken; None: nothing does.
     """
 
     def __init__(
@@ -39,7 +52,9 @@ class Neighbour:
         attempt: int,
         incarnation: str,
         rank: int,
+        parts: Guests | None = None,
     ) -> None:
+        self._parts = parts
         self._guests = KeptShards(guests, shared, attempt, incarnation)
         self._shared = shared
         self._owner: Final = (attempt, incarnation)
@@ -58,6 +73,12 @@ class Neighbour:
         """Counters of the copies that this process has made."""
         copier = self._copier
         return CopyStats() if copier is None else copier.stats
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes of the copies that this process has taken."""
+        server = self._server
+        return 0 if server is None else server.taken_bytes
 
     def begun(self) -> None:
         """See `Follower`."""
@@ -88,6 +109,8 @@ class Neighbour:
         """A save has ended: see `KeptShards.ended`."""
         if self._server is not None:
             self._guests.ended(kind, step, committed)
+        if self._parts is not None:
+            self._parts.ended(step, committed)
 
     def wait(self, timeout: float) -> bool:
         """Wait until all is copied; False if ``timeout`` seconds were not enough."""
@@ -105,7 +128,8 @@ class Neighbour:
     def _begin(self) -> None:
         self._guests.hold()
         key = self._shared.key()
-        self._server = MemoryServer(key, [self._guests.place], self._guests, *self._owner)
+        taken = (lambda _: None) if self._parts is None else self._parts.taken
+        self._server = MemoryServer(key, [self._guests.place], self._guests, *self._owner, taken)
         address, port = self._server.address
         host = socket.gethostname()
         keeper = Keeper(

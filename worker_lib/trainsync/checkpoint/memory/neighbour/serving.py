@@ -4,13 +4,14 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from trainsync.checkpoint.memory.kept import KeptShards
+from trainsync.checkpoint.memory.kept import KeptShards, SealedFile
 from trainsync.checkpoint.memory.neighbour.roster import own_address
 from trainsync.checkpoint.memory.neighbour.wire import (
+    LONGEST_ABOUT,
     Caller,
     Frame,
     NeighbourError,
@@ -58,6 +59,7 @@ class MemoryServer:
         places: files in these are given, by their digest.
         guests: takes copies; None: none are taken.
         attempt, incarnation: copies of another attempt are refused.
+        taken: gets each copy that was taken, with what was told beside it.
 
     Raises:
         OSError: no port can be had.
@@ -70,8 +72,10 @@ class MemoryServer:
         guests: KeptShards | None = None,
         attempt: int | None = None,
         incarnation: str | None = None,
+        taken: Callable[[SealedFile], None] = lambda _: None,
     ) -> None:
         self._key = key
+        self._taken = taken
         self._places = list(places)
         self._guests = guests
         self._owner = (attempt, incarnation)
@@ -179,10 +183,14 @@ class MemoryServer:
             return
         try:
             step, size = int(request["step"]), int(request["bytes"])
+            more = int(request["about"])
             participant = Participant(str(request["component"]), int(request["rank"]))
             wanted = str(request["digest"])
         except (KeyError, TypeError, ValueError) as error:
             caller.refuse(f"the request cannot be read: {error!r}")
+            return
+        if not 0 <= more <= LONGEST_ABOUT:
+            caller.refuse(f"{more} bytes would follow the file, more than {LONGEST_ABOUT}")
             return
         if self._is_here(step, wanted):
             caller.refuse("it is here already")
@@ -201,6 +209,8 @@ class MemoryServer:
                 file.write(piece)
 
             receive_file(connection, size, take)
+            about = bytearray()
+            receive_file(connection, more, about.extend)
             found = digest.format_digest(hasher)
             cause = ""
             if found != wanted:
@@ -211,9 +221,11 @@ class MemoryServer:
                 file.discard()  # before the sender may try another
                 caller.refuse(cause)
                 return
-            if not file.seal(wanted):
+            sealed = file.seal(wanted, lambda _: bytes(about))
+            if sealed is None:
                 caller.refuse("it could not be kept")
                 return
+            self._taken(sealed)
             with self._lock:
                 self.taken_bytes += size
             send(connection, {"kind": "kept"})

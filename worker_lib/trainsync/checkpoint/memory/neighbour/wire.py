@@ -6,9 +6,10 @@ request::
     server  challenge {nonce}
     client  hello {version, want: get, digest, nonce, proof}
             hello {version, want: put, attempt, incarnation, step, component, rank, bytes, digest,
-                   nonce, proof}
+                   about, nonce, proof}
     server  welcome {bytes, proof}, or refused {cause}
-            then the file's bytes: of a get from the server, of a put from the client
+            then the file's bytes: of a get from the server, of a put from the client, which sends
+            ``about`` more bytes: `trainsync.checkpoint.rescue.messages.AboutCopy`
     server  kept {}, or refused {cause}: after a put
 
 The proof is HMAC-SHA256(key, JSON[role, server's nonce, client's nonce, frame without proof]). The
@@ -32,9 +33,12 @@ from trainsync.checkpoint.errors import CheckpointError
 Frame = dict[str, Any]
 Side = Literal["server", "client"]
 
-VERSION: Final = 1
+VERSION: Final = 2
 SILENCE_SECONDS: Final = 10.0
 """A side that neither sends nor takes a byte for so long is given up."""
+
+LONGEST_ABOUT: Final = 64 << 20
+"""Bytes that may follow a file."""
 
 _MAX_FRAME: Final = 4 << 10
 _LENGTH: Final = struct.Struct(">I")
@@ -175,6 +179,14 @@ def send_file(
             raise NeighbourError(f"the file ends after {done} of {size} bytes")
         done += count
         sent(count)
+
+
+def send_bytes(connection: socket.socket, data: bytes) -> None:
+    """Send ``data`` after a file. Raises `NeighbourError`: the other side is gone, or silent."""
+    try:
+        connection.sendall(data)
+    except OSError as error:
+        raise NeighbourError(f"nothing can be sent: {_text(error)}") from error
 
 
 def receive_file(connection: socket.socket, size: int, take: Callable[[memoryview], None]) -> None:

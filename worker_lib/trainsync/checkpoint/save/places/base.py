@@ -48,6 +48,15 @@ class SaveRecords(Protocol):
         """Say that of one."""
         ...
 
+    def want_copies(self) -> None:
+        """Say that no process of the save's incarnation lives any more, so that parts of which
+        nothing is heard may be written from copies in memory."""
+        ...
+
+    def are_copies_wanted(self) -> bool:
+        """Whether that was said."""
+        ...
+
     def is_there(self) -> bool:
         """Whether anything is known of the save; else it was never begun, or is over long since."""
         ...

@@ -58,6 +58,14 @@ class VolumeRecords:
         """See `SaveRecords`."""
         receipts.write_rescue(self._directory, rescue)
 
+    def want_copies(self) -> None:
+        """See `SaveRecords`."""
+        receipts.want_copies(self._directory)
+
+    def are_copies_wanted(self) -> bool:
+        """See `SaveRecords`."""
+        return atomic.is_there(self._directory.copies_wanted)
+
     def is_there(self) -> bool:
         """See `SaveRecords`."""
         return atomic.is_there(self._directory.path)

@@ -24,6 +24,7 @@ _OUTCOME: Final = "OUTCOME.json"
 _RECEIPTS: Final = "receipts"
 _FAILURES: Final = "failures"
 _RESCUES: Final = "rescues"
+_COPIES_WANTED: Final = "COPIES_WANTED"
 _PINS: Final = "pins"
 _KEEPERS: Final = "keepers"
 
@@ -82,6 +83,11 @@ def rescues(folder: str) -> str:
 def rescue(folder: str, participant: Participant) -> str:
     """Key of what is said of a participant whose process died; raises as `receipt`."""
     return f"{rescues(folder)}/{participant_name(participant.component, participant.rank)}.json"
+
+
+def copies_wanted(folder: str) -> str:
+    """Key of what says that parts may be written from copies in memory; empty."""
+    return f"{folder}/{_COPIES_WANTED}"
 
 
 def pin(folder: str, step: int, participant: Participant) -> str:

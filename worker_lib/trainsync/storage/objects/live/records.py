@@ -1,6 +1,7 @@
 """What participants and the monitor say of one save, each put once and never changed."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -121,6 +122,15 @@ class StoredRecords:
     def write_rescue(self, rescue: Rescue) -> None:
         """Put ``rescue``; the first one of a participant stands."""
         self._once(names.rescue(self.folder, rescue.participant), _RESCUE, rescue)
+
+    def want_copies(self) -> None:
+        """Let what has copies of parts write them."""
+        with suppress(ObjectExistsError):
+            self.bucket.create(names.copies_wanted(self.folder), b"")
+
+    def are_copies_wanted(self) -> bool:
+        """Whether that was said."""
+        return self.bucket.size(names.copies_wanted(self.folder)) is not None
 
     def write_registration(self, registration: SaveRegistration) -> None:
         """Put ``registration``; the first one stands."""
