@@ -22,12 +22,14 @@ def train(
     explorers: ExplorerGroup,
     history: History,
     probes: Probes,
+    step_seconds: float = 0.0,
 ) -> None:
     """Train from the present step of ``trainers`` to ``config.steps``, and wait for the last
     commit.
 
     Args:
         probes: Of the attempt; when trainers are restarted, explorers go on with earlier versions.
+        step_seconds: Each step takes so long at least.
 
     Raises:
         WeightsDifferError: An explorer computes other log-probabilities than the trainer.
@@ -87,6 +89,7 @@ def train(
         )
         if saves:
             ctx.wait_if_stopping()
+        time.sleep(max(0.0, step_seconds - (time.monotonic() - began)))
     pace.finish()
     metrics["probe_max_abs_diff"] = probes.check(explorers.last_probes())
     ctx.report(config.steps, config.steps, constants | metrics)

@@ -39,9 +39,15 @@ def main() -> None:
         help="keep a process beside each rank that has torch loaded, for a restart in place, as "
         "with failurePolicy.warmSpare; it takes the memory of torch once more",
     )
+    parser.add_argument(
+        "--step-seconds",
+        type=float,
+        default=0.0,
+        help="let each step take so long at least, to look on; default 0",
+    )
     Config.add_arguments(parser)
     arguments = parser.parse_args()
-    config = Config.from_arguments(arguments)
+    config, step_seconds = Config.from_arguments(arguments), arguments.step_seconds
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # else a line for every request
 
@@ -63,7 +69,7 @@ def main() -> None:
             try:
                 with RayTrainers(ctx, config, resume, places) as trainers:
                     explorers.wait_ready()
-                    train(ctx, config, trainers, explorers, history, probes)
+                    train(ctx, config, trainers, explorers, history, probes, step_seconds)
             except PodLostError as error:
                 await_pods(places, error, ctx.pod_replacement_seconds, RAY_RESOURCE_TRAINER)
                 raise TrainerLostError(str(error)) from error

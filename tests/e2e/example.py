@@ -10,6 +10,9 @@ from demo.snapshot import Snapshot
 from tests.e2e import harness
 from tests.ray_params import LITTLE_HEAD, LITTLE_RAY
 
+# The model's size is the example's; no test here asks what it learns.
+LITTLE_WORK = "--prompts 8 --group-size 4 --digits 2 --base-steps 4 --base-batch 16"
+
 
 def start(
     platform: Platform, name: str, steps: int, options: str = "", replicas: int = 2, **spec: Any
@@ -24,7 +27,7 @@ def start(
     manifest["metadata"]["name"] = name
     manifest["spec"] |= {"ttlSecondsAfterFinished": 0, **spec}
     (cluster,) = manifest["spec"]["clusters"]
-    sizes = f"--steps {steps} --trainers {replicas} --explorers {replicas}"
+    sizes = f"--steps {steps} --trainers {replicas} --explorers {replicas} {LITTLE_WORK}"
     cluster["entrypoint"] = f"python -m tiny_grpo.train {sizes} {options}".rstrip()
     cluster["head"]["rayStartParams"] = LITTLE_HEAD
     for group in cluster["groups"]:

@@ -70,8 +70,9 @@ def start_trained(platform: Platform, place: demo.bucket.Bucket) -> harness.Run:
     sync = {"method": "nccl", "style": "explorer_driven", "interval": 2, "timeoutSeconds": 60}
     # Neither the trainer's pod nor saves, which wait for the server, end the attempt.
     policy = {"maxRestarts": 0, "podReplacementSeconds": 240}
+    pace = "--step-seconds 0.5"  # it trains on while the server is away
     return example.start(
-        platform, NAME, STEPS, checkpoint=checkpoint, failurePolicy=policy, sync=sync
+        platform, NAME, STEPS, pace, checkpoint=checkpoint, failurePolicy=policy, sync=sync
     )
 
 
@@ -91,6 +92,7 @@ def start_served(platform: Platform, place: demo.bucket.Bucket) -> harness.Run:
         platform,
         SERVED,
         ENDLESS,
+        "--step-seconds 1",
         replicas=1,
         checkpoint={"storage": storage, "interval": 10, "maxToKeep": 2},
         sync=sync,

@@ -97,7 +97,8 @@ def test_a_rank_that_dies_in_place_in_its_job_or_with_its_node_loads_the_last_st
         platform,
         LOSING,
         MEMORY_STEPS,
-        "--max-restarts 1",  # the second kill ends the job
+        # The second kill ends the job; it trains still when the node is lost.
+        "--max-restarts 1 --step-seconds 0.7",
         clusters=spread(victim),
         checkpoint=load_run(MANIFEST)["spec"]["checkpoint"]
         | {"memory": {"budget": "256Mi", "copies": 1}, "interval": INTERVAL},

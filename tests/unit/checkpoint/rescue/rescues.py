@@ -50,11 +50,11 @@ class Saving:
     def save(self, step: int) -> SaveDirectory:
         return self.run.save(0, INCARNATION, CHECKPOINT, step)
 
-    def register(self, step: int) -> None:
+    def register(self, step: int, kind: SaveKind = CHECKPOINT) -> None:
         receipts.write_registration(
-            self.save(step),
+            self.run.save(0, INCARNATION, kind, step),
             SaveRegistration(
-                kind=CHECKPOINT,
+                kind=kind,
                 step=step,
                 attempt=0,
                 incarnation=INCARNATION,

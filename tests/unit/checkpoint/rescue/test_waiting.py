@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.rescue.waiting import await_rescue
 from trainsync.storage.saves import receipts
 from trainsync.storage.saves.receipts import ParticipantFailure, Rescue, SaveOutcome
@@ -118,6 +119,23 @@ def test_a_process_of_which_nothing_is_left_costs_four_seconds_and_copies_are_as
     assert 4.0 <= waiting.wait() < 5.0
     places = [waiting.saving.place.save(CHECKPOINT, step) for step in (4, 5, 6)]
     assert [place.are_copies_wanted() for place in places] == [True, True, False]
+
+
+def test_copies_of_a_state_dict_are_asked_for_together_with_those_of_its_checkpoint(
+    waiting: Waiting,
+) -> None:
+    place = waiting.saving.place.save(SaveKind.STATE_DICT, 5)
+    waiting.saving.register(5)
+    waiting.saving.register(5, SaveKind.STATE_DICT)
+    asked_after = []
+
+    def sleep(seconds: float) -> None:
+        waiting.now += seconds
+        if place.are_copies_wanted() and not asked_after:
+            asked_after.append(waiting.now)
+
+    await_rescue([waiting.saving.place], lambda: waiting.now, sleep)
+    assert 1.5 <= asked_after[0] < 3.0
 
 
 def test_a_part_that_is_written_from_a_copy_is_waited_for(waiting: Waiting) -> None:

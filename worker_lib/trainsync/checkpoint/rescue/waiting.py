@@ -37,16 +37,30 @@ def await_rescue(
     asked for, and four seconds are waited; in all a minute.
     """
     wait = _Wait(clock, sleep)
-    for place, kind in product(places, SaveKind):
+    groups = [_in_flight(place, kind) for place, kind in product(places, SaveKind)]
+    for number, saves in enumerate(groups):
+        later = [save for group in groups[number + 1 :] for save in group]
         try:
-            saves = [place.save(kind, step) for step in islice(place.registered(kind), _STEPS)]
             for at, save in enumerate(saves):
-                if wait.becomes_whole(save, saves[at:]):
+                if wait.becomes_whole(save, [*saves[at:], *later]):
                     break
-        except (OSError, StorageError) as error:
-            logger.warning("parts that are written from memory are not awaited: %s", error)
+        except (OSError, StorageError) as error:  # older saves would take as long
+            _log(error)
     if wait.seconds > _ANSWER_SECONDS:
         logger.info("waited %.1f s for parts of processes that died", wait.seconds)
+
+
+def _in_flight(place: Place, kind: SaveKind) -> list[SaveRecords]:
+    """The newest saves, the last one first."""
+    try:
+        return [place.save(kind, step) for step in islice(place.registered(kind), _STEPS)]
+    except (OSError, StorageError) as error:
+        _log(error)
+        return []
+
+
+def _log(error: Exception) -> None:
+    logger.warning("parts that are written from memory are not awaited: %s", error)
 
 
 class _Wait:
@@ -66,8 +80,11 @@ class _Wait:
         """Whether the save is committed, or has all of its parts, at last.
 
         Args:
-            asked_for: copies of these, too: an older save may be whole in memory where this one is
-                not.
+            asked_for: copies are wanted of these, too: an older save may be whole in memory where
+                this one is not.
+
+        Raises:
+            OSError, StorageError: its records cannot be read.
         """
         pause, asked = _LOOK_SECONDS, False
         while True:
