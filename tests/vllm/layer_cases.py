@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from trainsync.integrations.vllm.layer_check import LayerCheck, Looked
-from trainsync.integrations.vllm.transfer import TrainsyncEngine
+from trainsync.integrations.vllm.loaded_model import LoadedModel
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
@@ -219,8 +219,8 @@ def checkpoint_that_was_cut_short() -> None:
         file = Path(folder) / "model.safetensors"
         save_file({"norm.weight": torch.arange(4.0)}, file)
         file.write_bytes(file.read_bytes()[:-1])
-        engine: Any = SimpleNamespace(model_config=SimpleNamespace(model=folder))
-        TrainsyncEngine._look_at_checkpoint(engine)
+        config = SimpleNamespace(model=folder, hf_text_config=SimpleNamespace())
+        LoadedModel(torch.nn.Module(), config).look_at_checkpoint()
 
 
 CASES = (

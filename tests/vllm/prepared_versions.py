@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from safetensors.torch import load_file
 from trainsync.engines.servers.preparing import ABANDON, PREPARE, PREPARED
-from trainsync.integrations.vllm import transfer, twin
+from trainsync.integrations.vllm import loaded_model, transfer, twin
 from trainsync.weights.staging.area import StagingArea
 from vllm import LLM, SamplingParams
 
@@ -76,7 +76,7 @@ class Worker:
 
     def serve(self, number: int) -> None:
         """Load a version by vLLM's reload, without preparation."""
-        with _counted(transfer.TrainsyncEngine, "_load") as loads:
+        with _counted(loaded_model.LoadedModel, "load") as loads:
             self.load(self.stage(number))
         assert len(loads) == 1
 
@@ -115,7 +115,7 @@ def prepared_version_serves_as_after_a_reload(worker: Worker) -> None:
         told = worker.stage(number)
         _prepared(worker)
         assert worker.say() == worker.answers[before]
-        with _counted(transfer.TrainsyncEngine, "_load") as loads:
+        with _counted(loaded_model.LoadedModel, "load") as loads:
             worker.load(told)
         assert loads == []
         assert worker.say() == worker.answers[number]

@@ -17,6 +17,7 @@ from trainsync.engines.servers.errors import KEPT
 from trainsync.engines.servers.preparing import PreparationOutcome
 from trainsync.integrations.vllm import preparing, transfer
 from trainsync.integrations.vllm.errors import NoRoomError, UnpreparableError
+from trainsync.integrations.vllm.loaded_model import LoadedModel
 from trainsync.integrations.vllm.preparing import PreparedVersion, PreparingThread
 from trainsync.integrations.vllm.replacement import Replacement, Retired
 from trainsync.integrations.vllm.transfer import TrainsyncEngine, UpdateInfo, _reference
@@ -199,6 +200,7 @@ def _engine(
     text = SimpleNamespace(tie_word_embeddings=False)
     engine.model_config = SimpleNamespace(quantization=None, hf_text_config=text)
     engine.parallel_config = SimpleNamespace(world_size=1, nnodes=1)
+    engine._target = LoadedModel(model, engine.model_config)
     staged: Any = SimpleNamespace(index=SimpleNamespace(weight_version=1), tensors={})
     engine._staged = _reference(_UPDATE), staged
     engine._preparing = prepare and PreparingThread(prepare, "version 1", 60)
@@ -235,15 +237,15 @@ def twin_whose_layers_cannot_be_compared() -> None:
         raise AttributeError("a twin lacks something")
 
     engine = _engine(Model())
-    engine._layers = SimpleNamespace(looking=looking)
-    comparing = engine._looking({}, "version 1", torch.nn.Module())
+    engine._target._layers = SimpleNamespace(looking=looking)
+    comparing = engine._target.looking({}, "version 1", torch.nn.Module())
     made = PreparedVersion(Replacement((), ()), comparing, lambda: None)
     thread = PreparingThread(lambda go_on: made, "version 1", 60)
     while (found := thread.ask())[0] is None:
         pass
     assert found[0] is PreparationOutcome.FAILED, found
     assert "a twin lacks something" in found[1], found
-    assert engine._layers is not None
+    assert engine._target._layers is not None
 
 
 CASES = (

@@ -6,10 +6,9 @@ loading: fused, tied, sharded and quantised weights are its business.
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -25,21 +24,12 @@ from trainsync.engines.servers.errors import KEPT, TORN
 from trainsync.engines.servers.preparing import PreparationOutcome, told
 from trainsync.integrations.vllm import worker_calls
 from trainsync.integrations.vllm.errors import UnpreparableError
-from trainsync.integrations.vllm.layer_check import LayerCheck
-from trainsync.integrations.vllm.lora_names import without_wrappers
+from trainsync.integrations.vllm.loaded_model import LoadedModel, Taken
 from trainsync.integrations.vllm.preparing import PreparedVersion, PreparingThread
-from trainsync.integrations.vllm.reload import reloading
 from trainsync.integrations.vllm.replacement import Replacement, Retired
 from trainsync.integrations.vllm.room import check_rest, check_room, free_memory
 from trainsync.integrations.vllm.twin import Twin, check_layers, twin_bytes
-from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.errors import SchemaMismatchError, WeightsError
-from trainsync.weights.staging.checkpoint import (
-    TIED_HEAD,
-    checkpoint_tensors,
-    misfit,
-    open_checkpoint,
-)
 from trainsync.weights.staging.index import StagedReference
 from trainsync.weights.staging.reading import StagedReader, StagedVersion
 
@@ -78,10 +68,10 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         self._staged: tuple[StagedReference, StagedVersion] | None = None
         self._preparing: PreparingThread | None = None
         self._retired = Retired()
-        self._takes = _takes(self.model_config)
         self._loaded = False
-        self._layers: LayerCheck | None = LayerCheck(model, tied=_is_tied(self.model_config))
-        self._look_at_checkpoint()
+        self._takes = Taken(self.model_config)
+        self._target = LoadedModel(model, self.model_config)
+        self._target.look_at_checkpoint()
         worker_calls.add()
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
@@ -155,13 +145,11 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         version = None if preparing is None else preparing.take()
         try:
             if version is None:
-                self._load(staged)
+                self._target.load(staged.tensors, _name(staged))
             else:
                 self._replace(version.replacement, staged)
         except Exception as error:
-            raise EngineUpdateError(
-                f"version {staged.index.weight_version}: {TORN}: {error}"
-            ) from error
+            raise EngineUpdateError(f"{_name(staged)}: {TORN}: {error}") from error
         self._loaded = True
 
     def finish_weight_update(self) -> None:
@@ -180,49 +168,6 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         self._staged = None
         self.abandon()
 
-    def _look_at_checkpoint(self) -> None:
-        """Learn the layout of layers from the weights that vLLM itself has loaded."""
-        folder = Path(self.model_config.model)
-        if not folder.is_dir():
-            return
-        try:
-            with open_checkpoint(folder) as tensors:
-                self._look(tensors, str(folder))
-        except (OSError, ValueError) as error:  # vLLM may need none, as with dummy weights
-            _LOG.warning("layers are compared from the first version on: %s", error)
-
-    def _look(self, tensors: Mapping[str, torch.Tensor], name: str) -> None:
-        """All of `_looking`."""
-        for _ in self._looking(tensors, name, self.model):
-            pass
-
-    def _looking(
-        self, tensors: Mapping[str, torch.Tensor], name: str, model: torch.nn.Module
-    ) -> Iterator[None]:
-        """Compare a model's layers with the tensors that were loaded into them, layer by layer.
-
-        Raises:
-            WeightsError: some have other weights; or they cannot be compared, and are not the
-                model's own.
-        """
-        if self._layers is None:
-            return
-        try:
-            looked = yield from self._layers.looking(tensors, name, model)
-        except Exception as error:
-            if model is not self.model:  # a fault of the copy, without which the server can do
-                raise WeightsError(f"prepared layers cannot be compared: {error!r}") from error
-            # A layer of a kind that nobody has tried: without it the server can serve as before.
-            _LOG.exception("layers cannot be compared with %s, and are not from now on", name)
-            self._layers = None
-            return
-        if looked.wrong:
-            names = ", ".join(looked.wrong[:_MOST_NAMES])
-            raise WeightsError(
-                f"{len(looked.wrong)} parameters have other weights than were loaded: {names}"
-            )
-        _LOG.info("%d of %d parameters are as in %s", len(looked.right), looked.count, name)
-
     def _open(self, reference: StagedReference) -> StagedVersion:
         rank = self.parallel_config.node_rank
         here = reference.on_host(rank)
@@ -233,26 +178,16 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
                     f"one has rank {rank}: name its agent in --other-hosts"
                 )
             staged = self._reader.open(here)
-            if self._takes is not None:
-                wrong = misfit(
-                    self._takes,
-                    staged.index.schema.tensors,
-                    str(self.model_config.dtype).removeprefix("torch."),
-                    tied=_is_tied(self.model_config),
-                )
-                if wrong is not None:
-                    raise SchemaMismatchError(f"version {staged.index.weight_version}: {wrong}")
+            if (wrong := self._misfit(staged)) is not None:
+                raise SchemaMismatchError(f"{_name(staged)}: {wrong}")
         except WeightsError as error:
             raise type(error)(f"{KEPT}: {error}") from error
         return staged
 
-    def _weights(self, staged: StagedVersion) -> list[tuple[str, torch.Tensor]]:
-        tied = _is_tied(self.model_config)
-        return [
-            (name, tensor)
-            for name, tensor in staged.tensors.items()
-            if not (tied and name == TIED_HEAD)
-        ]
+    def _misfit(self, staged: StagedVersion) -> str | None:
+        """Why a version cannot be loaded; None: nothing is known."""
+        metas = {meta.name: meta for meta in staged.index.schema.tensors}
+        return self._takes.misfit(metas)
 
     def _prepare(self, staged: StagedVersion, go_on: Callable[[], None]) -> PreparedVersion:
         """The model with a version's weights, beside the one that serves. In another thread.
@@ -273,10 +208,12 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
 
         twin = Twin(self.model)
         try:
-            self._check_all_loaded(twin.load(_each(self._weights(staged), go_on_in_room)))
+            tensors = staged.tensors
+            weights = self._target.weights(tensors)
+            self._target.check_all_loaded(twin.load(_each(weights, go_on_in_room)))
             for _ in twin.process():
                 go_on_in_room()
-            looking = self._looking(staged.tensors, _name(staged), twin.model)
+            looking = self._target.looking(tensors, _name(staged), twin.model)
             return PreparedVersion(twin.replacement(), looking, twin.close)
         except BaseException:
             twin.close()
@@ -295,24 +232,6 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
             raise WeightsError(f"{len(missed)} layers have other weights than prepared: {names}")
         _LOG.info("%s was prepared before the pause", _name(staged))
 
-    @torch.no_grad()
-    def _load(self, staged: StagedVersion) -> None:
-        with reloading(self.model, self.model_config, tied=_is_tied(self.model_config)):
-            loaded = self.model.load_weights(self._weights(staged))
-        self._look(staged.tensors, _name(staged))
-        self._check_all_loaded(loaded)
-
-    def _check_all_loaded(self, loaded: set[str] | None) -> None:
-        """Raises `SchemaMismatchError`: some parameters were not loaded."""
-        # A tied one has one name; below LoRA vLLM says the names of before it wrapped the layers.
-        wanted = {without_wrappers(name) for name, _ in self.model.named_parameters()}
-        # As vLLM's own loader does: layers of quantised models have parameters of their own.
-        if loaded is not None and self.model_config.quantization is None:
-            missing = sorted(wanted - loaded)
-            if missing:
-                names = ", ".join(missing[:_MOST_NAMES])
-                raise SchemaMismatchError(f"{len(missing)} weights were not loaded: {names}")
-
 
 def _each(
     weights: list[tuple[str, torch.Tensor]], go_on: Callable[[], None]
@@ -327,14 +246,4 @@ def _name(staged: StagedVersion) -> str:
 
 
 def _reference(info: InitInfo | UpdateInfo) -> StagedReference:
-    return StagedReference.told({"index": info.index, "digest": info.digest, "hosts": info.hosts})
-
-
-def _takes(model_config: Any) -> list[TensorMeta] | None:
-    """The names that the model takes; None without a local checkpoint: only loading tells then."""
-    folder = Path(model_config.model)
-    return checkpoint_tensors(folder) if folder.is_dir() else None
-
-
-def _is_tied(model_config: Any) -> bool:
-    return bool(getattr(model_config.hf_text_config, "tie_word_embeddings", False))
+    return StagedReference.told(vars(info))
