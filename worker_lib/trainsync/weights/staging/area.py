@@ -12,6 +12,7 @@ from trainsync.storage.digest import format_digest, manifest_digest
 from trainsync.weights.buckets.layout import StreamSchema
 from trainsync.weights.buckets.served import views_of
 from trainsync.weights.errors import DigestMismatchError, SharedMemoryError
+from trainsync.weights.staging.draft import has_draft
 from trainsync.weights.staging.index import (
     StagedIndex,
     StagedReference,
@@ -93,7 +94,7 @@ class StagingArea:
             atomic.write_bytes(path, data, durably=False)
         except OSError as error:
             raise SharedMemoryError(f"{path} cannot be written: {error.strerror}") from error
-        return StagedReference(index_name(share), manifest_digest(data))
+        return StagedReference(index_name(share), manifest_digest(data), draft=has_draft(tensors))
 
     def close(self) -> None:
         """Remove the folder. A server that reads a version goes on reading it."""

@@ -61,22 +61,28 @@ class StagedReference:
         digest: ``sha256:<hex>`` of that file.
         hosts: of an engine on several hosts, how each other one is told: in the order of their
             ranks, from 1 on. Each has a memory file system of its own.
+        draft: whether some of its tensors are of a draft model.
     """
 
     index: str
     digest: str
     hosts: tuple["StagedReference", ...] = ()
+    draft: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """For a request's body."""
         told: dict[str, Any] = {"index": self.index, "digest": self.digest}
-        return {**told, "hosts": [host.as_dict() for host in self.hosts]} if self.hosts else told
+        if self.hosts:
+            told["hosts"] = [host.as_dict() for host in self.hosts]
+        if self.draft:
+            told["draft"] = True
+        return told
 
     @staticmethod
     def told(body: Mapping[str, Any]) -> "StagedReference":
         """Of `as_dict`."""
         hosts = tuple(StagedReference.told(host) for host in body.get("hosts", ()))
-        return StagedReference(body["index"], body["digest"], hosts)
+        return StagedReference(body["index"], body["digest"], hosts, body.get("draft", False))
 
     def on_host(self, rank: int) -> "StagedReference | None":
         """The reference for the host of that rank; None: nothing is staged there."""
