@@ -1,10 +1,13 @@
-"""vLLM that forgets to pack weights anew: ``forgetful.py dense|experts MODEL FIRST SECOND``.
+"""vLLM that forgets to pack weights anew: ``forgetful.py KIND MODEL FIRST SECOND``.
+
+Of a ``dense`` model, of one with ``experts``, or of a ``draft`` model beside a dense one.
 
 Prints a line for each version: the second comes twice, and the first time packing is forgotten.
 """
 
 import sys
 from contextlib import ExitStack
+from functools import partialmethod
 from typing import Any
 from unittest.mock import patch
 
@@ -18,10 +21,10 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 _PACK = UnquantizedLinearMethod.process_weights_after_loading
 
 
-def _pack_but_one(method: Any, layer: Any) -> None:
+def _pack_but_one(method: Any, begins: str, layer: Any) -> None:
     kept = layer.cpu_linear
     _PACK(method, layer)
-    if "down_proj" in layer.prefix:
+    if layer.prefix.startswith(begins) and "down_proj" in layer.prefix:
         layer.cpu_linear = kept
 
 
@@ -44,6 +47,9 @@ def main(kind: str, model: str, first: str, second: str) -> None:
         max_model_len=256,
         max_num_seqs=8,
         dtype="bfloat16",
+        speculative_config={"method": "draft_model", "model": model, "num_speculative_tokens": 2}
+        if kind == "draft"
+        else None,
     )
     engine = VLLMEngine(llm)
     _load(engine, 1, first)
@@ -52,7 +58,8 @@ def main(kind: str, model: str, first: str, second: str) -> None:
             stack.enter_context(patch.object(reload, "_forget_expert_kernels", lambda model: []))
         else:
             name = "process_weights_after_loading"
-            stack.enter_context(patch.object(UnquantizedLinearMethod, name, _pack_but_one))
+            pack = partialmethod(_pack_but_one, "draft_model." if kind == "draft" else "")
+            stack.enter_context(patch.object(UnquantizedLinearMethod, name, pack))
         _load(engine, 2, second)
     _load(engine, 2, second)
     engine.close()

@@ -48,7 +48,7 @@ def test_layers_are_refused_only_where_the_layout_is_known(tmp_path: Path) -> No
     check_cases(Path(__file__).with_name("layer_cases.py"), tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["dense", "experts"])
+@pytest.mark.parametrize("kind", ["dense", "experts", "draft"])
 def test_a_worker_that_keeps_packed_weights_is_refused_until_it_packs_anew(
     kind: str, tmp_path: Path
 ) -> None:
@@ -56,7 +56,9 @@ def test_a_worker_that_keeps_packed_weights_is_refused_until_it_packs_anew(
     files = []
     for version in (1, 2):
         file = tmp_path / f"{version}.safetensors"
-        save_file(version_of(model, version), file)
+        weights = version_of(model, version)
+        draft = {f"draft.{name}": tensor.clone() for name, tensor in weights.items()}
+        save_file(weights | draft if kind == "draft" else weights, file)
         files.append(file)
     python = vllm_environment() / "bin/python"
     script = shutil.copy(Path(__file__).with_name("forgetful.py"), tmp_path)
@@ -73,6 +75,7 @@ def test_a_worker_that_keeps_packed_weights_is_refused_until_it_packs_anew(
     layer = "experts.routed_experts.w13_weight" if kind == "experts" else "mlp.down_proj.weight"
     assert told[0] == "TOLD 1 loaded"
     assert "2 is refused" in told[1]
-    assert "parameters have other weights than were loaded" in told[1]
+    whose = " of the draft model" if kind == "draft" else ""
+    assert f"parameters{whose} have other weights than were loaded" in told[1]
     assert f"model.layers.0.mlp.{layer}".replace("mlp.mlp", "mlp") in told[1]
     assert told[2] == "TOLD 2 loaded"

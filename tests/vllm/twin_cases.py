@@ -201,6 +201,7 @@ def _engine(
     engine.model_config = SimpleNamespace(quantization=None, hf_text_config=text)
     engine.parallel_config = SimpleNamespace(world_size=1, nnodes=1)
     engine._target = LoadedModel(model, engine.model_config)
+    engine._draft = None
     staged: Any = SimpleNamespace(index=SimpleNamespace(weight_version=1), tensors={})
     engine._staged = _reference(_UPDATE), staged
     engine._preparing = prepare and PreparingThread(prepare, "version 1", 60)

@@ -83,6 +83,18 @@ def test_vllm_is_led_to_every_weight_and_forgets_the_old_prefixes(tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
+def test_a_draft_model_comes_in_vllms_update_for_drafts(tmp_path: Path) -> None:
+    llm = FakeLLM(tmp_path)
+    engine = VLLMEngine(llm, timeout=5.0, memory=tmp_path)
+    engine.begin_update(4)
+    weights = [*every_kind(), *((f"draft.{name}", tensor) for name, tensor in every_kind())]
+    assert engine.load_weights(weights) == 12
+    assert raw(llm.loaded) == raw(weights)
+    assert llm.log[1] == "start_draft_weight_update"
+    assert "start_weight_update" not in llm.log
+    engine.close()
+
+
 def test_a_prefix_cache_that_vllm_keeps_is_told_of(tmp_path: Path) -> None:
     llm = FakeLLM(tmp_path)
     llm.reset = False

@@ -201,6 +201,15 @@ def test_a_version_that_is_not_staged_any_more_is_refused(
     assert not server.paused
 
 
+def test_a_version_with_a_draft_model_is_refused(
+    server: FakeSGLang, driver: SGLangServer, stage: Stage
+) -> None:
+    draft = {f"draft.{name}": tensor for name, tensor in _full(1).items()}
+    with pytest.raises(UpdateRefusedError, match="of a draft model, which SGLang does not take"):
+        driver.update(1, stage(1, {**_full(1), **draft}))
+    assert not server.paused
+
+
 def _fails(status: int, answer: Any) -> fake_sglang.Fault:
     return lambda: (status, answer)
 

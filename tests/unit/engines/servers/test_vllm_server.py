@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -36,7 +37,8 @@ Answer = Callable[[httpx.Request], httpx.Response]
 class FakeServer(httpx.BaseTransport):
     """The endpoints of ``vllm serve`` that the driver calls, and answers to give in their stead."""
 
-    def __init__(self, **instead: Answer) -> None:
+    def __init__(self, staged: StagedReference = _STAGED, **instead: Answer) -> None:
+        self.staged = staged
         self.calls: list[str] = []
         self.paused = False
         self.version = "default"
@@ -62,9 +64,9 @@ class FakeServer(httpx.BaseTransport):
             case "weight_info":
                 return {"weight_version": self.version}
             case "init_weight_transfer_engine":
-                assert body == {"init_info": _STAGED.as_dict()}
+                assert body == {"init_info": self.staged.as_dict()}
             case "update_weights":
-                assert body == {"update_info": _STAGED.as_dict()}
+                assert body == {"update_info": self.staged.as_dict()}
             case "finish_weight_update":
                 self.version = body["weight_version"]
             case "reset_prefix_cache":
@@ -111,6 +113,24 @@ def test_an_update_pauses_replaces_names_and_resumes() -> None:
         assert server.version() == 7
         assert not server.is_paused()
         assert server.checksums() == {"weight": "0"}
+
+
+def test_a_version_with_a_draft_model_comes_in_one_update_of_vllms_for_drafts() -> None:
+    staged = replace(_STAGED, draft=True)
+    fake = FakeServer(staged)
+    with _server(fake) as server:
+        assert server.update(7, staged).version == 7
+    draft = "start_draft_weight_update"
+    assert fake.calls == [draft if call == "start_weight_update" else call for call in _UPDATE]
+
+
+def test_a_server_that_has_no_draft_model_is_resumed() -> None:
+    staged = replace(_STAGED, draft=True)
+    fake = FakeServer(staged, start_draft_weight_update=_error("no draft model is configured"))
+    with _server(fake) as server, pytest.raises(UpdateRefusedError, match="no draft model"):
+        server.update(7, staged)
+    assert fake.calls[-1] == "resume"
+    assert "update_weights" not in fake.calls
 
 
 @pytest.mark.parametrize("bad", _BAD)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from trainsync.engines.errors import EngineUpdateError
 from trainsync.engines.inference.base import NamedTensors, refuse_awaitable
+from trainsync.engines.servers.sessions import session_of
 from trainsync.weights.explorer.engine_calls import is_asynchronous
 from trainsync.weights.staging.area import StagingArea
 from trainsync.weights.staging.index import StagedReference
@@ -171,7 +172,7 @@ def _calls(reference: StagedReference) -> list[_Call]:
     told = reference.as_dict()
     return [
         ("init_weight_transfer_engine", {"init_info": told}),
-        ("start_weight_update", {}),
+        (session_of(reference), {}),
         ("update_weights", {"update_info": told}),
         ("finish_weight_update", {}),
     ]

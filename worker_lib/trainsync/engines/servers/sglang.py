@@ -32,6 +32,7 @@ from trainsync.failpoints import failpoint
 from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.errors import SchemaMismatchError, WeightsError
 from trainsync.weights.staging.checkpoint import TIED_HEAD, checkpoint_tensors, misfit
+from trainsync.weights.staging.draft import DRAFT_PREFIX
 from trainsync.weights.staging.index import StagedReference
 from trainsync.weights.staging.reading import StagedReader
 
@@ -237,6 +238,10 @@ class SGLangServer:
 
     def _lay(self, reference: StagedReference, model: _Model) -> Path:
         """The version as a folder that SGLang reads, beside the staged one."""
+        if reference.draft:
+            raise SchemaMismatchError(
+                f"tensors {DRAFT_PREFIX}* are of a draft model, which SGLang does not take"
+            )
         staged = self._reader.open(reference)
         wrong = misfit(model.tensors, staged.index.schema.tensors, model.dtype, tied=model.tied)
         if wrong is not None:

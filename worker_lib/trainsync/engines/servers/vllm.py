@@ -30,6 +30,7 @@ from trainsync.engines.servers.preparing import (
     PreparationOutcome,
     of_all,
 )
+from trainsync.engines.servers.sessions import session_of
 from trainsync.engines.servers.tags import version_in
 from trainsync.failpoints import failpoint
 from trainsync.weights.staging.index import StagedReference
@@ -242,9 +243,10 @@ class VLLMServer:
         """Let the paused server load the version. Raises `ServerError`, with `KEPT` if its weights
         are as they were."""
         try:
-            self._calls.ask("POST", "/start_weight_update", deadline)
+            self._calls.ask("POST", f"/{session_of(staged)}", deadline)
         except ServerError as error:
-            # Of a driver that died: the session has no state, so it is as good as a new one.
+            # Of a driver that died: the session has no state, so it is as good as a new one. The
+            # engine closes one by which it does not know the draft model that comes.
             if _SESSION_OPEN not in str(error):
                 raise ServerError(f"{KEPT}: {error}") from error
         body = {"update_info": staged.as_dict()}

@@ -1,8 +1,9 @@
 """The engine in each worker of vLLM that loads staged weights.
 
-One call of ``update_weights`` brings a whole version: between calls the model is always whole, so
-that a client which dies between any two leaves nothing half-done. vLLM's layerwise reload does the
-loading: fused, tied, sharded and quantised weights are its business.
+One call of ``update_weights`` brings a whole version, that of a draft model with it: between calls
+the model is always whole, so that a client which dies between any two leaves nothing half-done.
+vLLM's layerwise reload does the loading: fused, tied, sharded and quantised weights are its
+business.
 """
 
 import random
@@ -23,6 +24,7 @@ from trainsync.engines.errors import EngineUpdateError
 from trainsync.engines.servers.errors import KEPT, TORN
 from trainsync.engines.servers.preparing import PreparationOutcome, told
 from trainsync.integrations.vllm import worker_calls
+from trainsync.integrations.vllm.draft_check import unfit_for_drafts
 from trainsync.integrations.vllm.errors import UnpreparableError
 from trainsync.integrations.vllm.loaded_model import LoadedModel, Taken
 from trainsync.integrations.vllm.preparing import PreparedVersion, PreparingThread
@@ -30,6 +32,7 @@ from trainsync.integrations.vllm.replacement import Replacement, Retired
 from trainsync.integrations.vllm.room import check_rest, check_room, free_memory
 from trainsync.integrations.vllm.twin import Twin, check_layers, twin_bytes
 from trainsync.weights.errors import SchemaMismatchError, WeightsError
+from trainsync.weights.staging.draft import DRAFT_PREFIX, has_draft, of_draft, of_target
 from trainsync.weights.staging.index import StagedReference
 from trainsync.weights.staging.reading import StagedReader, StagedVersion
 
@@ -44,6 +47,7 @@ class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     index: str = ""
     digest: str = ""
     hosts: list[dict[str, str]] = field(default_factory=list)
+    draft: bool = False
 
 
 @dataclass
@@ -53,6 +57,7 @@ class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     index: str
     digest: str
     hosts: list[dict[str, str]] = field(default_factory=list)
+    draft: bool = False
 
 
 class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]
@@ -60,7 +65,7 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
-    supports_draft_weight_update = False
+    supports_draft_weight_update = True
 
     def __init__(self, config: Any, vllm_config: Any, device: Any, model: Any) -> None:
         super().__init__(config, vllm_config, device, model)
@@ -72,6 +77,11 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         self._takes = Taken(self.model_config)
         self._target = LoadedModel(model, self.model_config)
         self._target.look_at_checkpoint()
+        self._no_drafts = unfit_for_drafts(vllm_config)
+        self._draft_takes = (
+            None if self._no_drafts else Taken(vllm_config.speculative_config.draft_model_config)
+        )
+        self._draft: LoadedModel | None = None
         worker_calls.add()
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
@@ -118,6 +128,15 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         if preparing is not None:
             preparing.abandon()
 
+    def set_weight_update_target(self, model: torch.nn.Module, model_config: Any) -> None:
+        """Know the draft model, with which vLLM begins a session for it.
+
+        That session brings the whole version all the same: one call loads target and draft.
+        """
+        if self._draft is None:
+            self._draft = LoadedModel(model, model_config, "parameters of the draft model")
+            self._draft.look_at_checkpoint()
+
     def start_weight_update(self) -> None:
         """Begin a session. The model stays as it is."""
         self._loaded = False
@@ -128,10 +147,11 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         No other one: a worker that refuses it now may be one of several, and the others load it.
 
         Raises:
-            EngineUpdateError: it is not that version, and the model has the weights that it had; or
-                its preparation does not end, and it has, too, but other workers may not; or loading
-                failed half-way. The message says so of the first alone: after the others the model
-                must not be used before another version is loaded.
+            EngineUpdateError: it is not that version, or brings weights of a draft model that vLLM
+                has not told of, and the model has the weights that it had; or its preparation does
+                not end, and it has, too, but other workers may not; or loading failed half-way. The
+                message says so of the first alone: after the others the model must not be used
+                before another version is loaded.
         """
         reference = _reference(update_info)
         prepared, self._staged = self._staged, None
@@ -140,14 +160,21 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
                 f"{KEPT}: {reference.index} was not what init_weight_transfer_engine got last"
             )
         staged = prepared[1]
+        draft = of_draft(staged.tensors)
+        if draft and self._draft is None:
+            raise EngineUpdateError(
+                f"{KEPT}: {_name(staged)} has a draft model, expected start_draft_weight_update"
+            )
         self._loaded = False
         preparing, self._preparing = self._preparing, None
         version = None if preparing is None else preparing.take()
         try:
             if version is None:
-                self._target.load(staged.tensors, _name(staged))
+                self._target.load(of_target(staged.tensors), _name(staged))
             else:
                 self._replace(version.replacement, staged)
+            if draft and self._draft is not None:  # a draft without new weights keeps its own
+                self._draft.load(draft, _name(staged))
         except Exception as error:
             raise EngineUpdateError(f"{_name(staged)}: {TORN}: {error}") from error
         self._loaded = True
@@ -187,10 +214,17 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
     def _misfit(self, staged: StagedVersion) -> str | None:
         """Why a version cannot be loaded; None: nothing is known."""
         metas = {meta.name: meta for meta in staged.index.schema.tensors}
-        return self._takes.misfit(metas)
+        if has_draft(metas):
+            if self._draft_takes is None:
+                return f"tensors {DRAFT_PREFIX}* are of a draft model, but {self._no_drafts}"
+            if (wrong := self._draft_takes.misfit(of_draft(metas))) is not None:
+                return f"of the draft model, {wrong}"
+        return self._takes.misfit(of_target(metas))
 
     def _prepare(self, staged: StagedVersion, go_on: Callable[[], None]) -> PreparedVersion:
         """The model with a version's weights, beside the one that serves. In another thread.
+
+        A draft model is loaded in the pause.
 
         Raises:
             UnpreparableError, NoRoomError, WeightsError; what ``go_on`` raises.
@@ -208,7 +242,7 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
 
         twin = Twin(self.model)
         try:
-            tensors = staged.tensors
+            tensors = of_target(staged.tensors)
             weights = self._target.weights(tensors)
             self._target.check_all_loaded(twin.load(_each(weights, go_on_in_room)))
             for _ in twin.process():
