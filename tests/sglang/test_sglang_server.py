@@ -11,6 +11,7 @@ import pytest
 import torch
 from trainsync.engines.servers.errors import ServerPausedError, UpdateRefusedError
 from trainsync.engines.servers.sglang import SGLangServer
+from trainsync.engines.servers.sglang_routes import disk
 from trainsync.weights.staging.area import StagingArea
 
 from tests.sglang.conftest import Serves
@@ -144,7 +145,7 @@ def test_a_version_that_the_server_does_not_see_is_refused_and_the_old_one_serve
     driver.update(51, area.stage(51, had))
     empty = tmp_path / "empty"
     empty.mkdir()
-    monkeypatch.setattr(driver, "_lay", lambda *_: empty)
+    monkeypatch.setattr(disk, "lay_checkpoint", lambda *_: empty)
     with pytest.raises(UpdateRefusedError, match="Cannot find any model weights"):
         driver.update(52, area.stage(52, version_of(model, 52)))
     assert driver.version() == 51

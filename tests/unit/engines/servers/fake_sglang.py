@@ -19,6 +19,12 @@ Fault = Callable[[], tuple[int, Any] | None]
 Tensors = dict[str, tuple[str, list[int], bytes]]
 """By name: dtype as safetensors names it, shape and bytes."""
 
+_ROUTES = frozenset({
+    "/begin_weight_update", "/end_weight_update", "/update_weights_from_tensor",
+    "/init_weights_update_group", "/destroy_weights_update_group",
+    "/update_weights_from_distributed", "/update_weight_version",
+})  # fmt: skip
+
 
 def read_tensors(file: Path) -> Tensors:
     """Of a safetensors file."""
@@ -42,18 +48,27 @@ def sum_of(tensors: Tensors, prompt: Sequence[int]) -> list[float]:
 class FakeSGLang:
     """A server on a port of its own, until `stop`.
 
+    Args:
+        routes: makes those for tensors and groups (`FakeRoutes`), with torch; without: it has none.
+
     Attributes:
         tensors: that it generates with.
         logprobs: what it answers for a prompt.
         faults: by path.
+        parallel: how many of which parts ``/server_info`` names.
         calls: paths, in order.
+        routes: of this start.
         starting: whether it answers and is not warm yet.
         ended: whether it died of what it was to load.
     """
 
-    def __init__(self, model: Path, dtype: str = "auto") -> None:
+    def __init__(
+        self, model: Path, dtype: str = "auto", routes: Callable[[], Any] = lambda: None
+    ) -> None:
+        self._make_routes = routes
         self._model = model
         self._dtype = dtype
+        self.parallel = {"tp_size": 1, "dp_size": 1, "pp_size": 1, "nnodes": 1}
         self.faults: dict[str, Fault] = {}
         self.calls: list[str] = []
         self.bodies: dict[str, Any] = {}
@@ -73,6 +88,8 @@ class FakeSGLang:
         self.paused = False
         self.starting = False
         self.ended = False
+        self.started = time.time()
+        self.routes = self._make_routes()
         self.tensors = read_tensors(self._model / "model.safetensors")
         server = self
 
@@ -123,11 +140,18 @@ class FakeSGLang:
         instead = None if fault is None else fault()
         if instead is not None:
             return instead
+        if self.routes is not None and path in _ROUTES:
+            return self._by_route(path, body)
         match path:
             case "/model_info":
                 return 200, {"weight_version": self.tag, "model_path": str(self._model)}
             case "/server_info":
-                return 200, {"model_path": str(self._model), "dtype": self._dtype}
+                return 200, {
+                    "model_path": str(self._model),
+                    "dtype": self._dtype,
+                    "startup_time": self.started,
+                    **self.parallel,
+                }
             case "/ready":
                 return (503 if self.paused or self.starting else 200), None
             case "/ping":
@@ -159,6 +183,30 @@ class FakeSGLang:
         self.tensors = {name: found.get(name, had) for name, had in self.tensors.items()}
         self.tag = body["weight_version"]
         return 200, {"success": True, "message": "Succeeded to update model weights."}
+
+    def _by_route(self, path: str, body: Any) -> tuple[int, Any]:
+        match path:
+            case "/begin_weight_update":
+                assert self.paused, "an update of a server that generates"
+                return self.routes.begin()
+            case "/end_weight_update":
+                return self.routes.end()
+            case "/update_weights_from_tensor":
+                return self._loaded(*self.routes.from_tensor(body))
+            case "/init_weights_update_group":
+                return self.routes.init(body)
+            case "/destroy_weights_update_group":
+                return self.routes.destroy(body)
+            case "/update_weights_from_distributed":
+                return self._loaded(*self.routes.from_distributed(body))
+        assert path == "/update_weight_version"
+        assert body["abort_all_requests"] is False
+        self.tag = body["new_version"]
+        return 200, {"success": True, "message": "Weight version updated"}
+
+    def _loaded(self, answer: tuple[int, Any], tensors: Tensors) -> tuple[int, Any]:
+        self.tensors = {name: tensors.get(name, had) for name, had in self.tensors.items()}
+        return answer
 
     def _checksums(self) -> dict[str, Any]:
         sums = {name: f"{hash(data):x}" for name, (_, _, data) in self.tensors.items()}

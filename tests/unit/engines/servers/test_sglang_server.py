@@ -16,6 +16,7 @@ from trainsync.engines.servers.base import ServerDriver
 from trainsync.engines.servers.errors import ServerError, ServerPausedError, UpdateRefusedError
 from trainsync.engines.servers.kinds import driver_of
 from trainsync.engines.servers.sglang import SGLangServer
+from trainsync.engines.servers.sglang_routes import disk
 from trainsync.weights.staging.area import StagingArea
 from trainsync.weights.staging.index import StagedReference
 
@@ -232,7 +233,7 @@ def test_a_server_that_fails_before_it_reads_the_version_serves_what_it_had(
 def test_a_server_that_does_not_see_the_memory_serves_what_it_had(
     server: FakeSGLang, driver: SGLangServer, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "_lay", lambda *_: Path("/no/such/folder"))
+    monkeypatch.setattr(disk, "lay_checkpoint", lambda *_: Path("/no/such/folder"))
     with pytest.raises(UpdateRefusedError, match="Cannot find any model weights"):
         driver.update(1, stage(1, _full(1)))
     assert not driver.is_paused()

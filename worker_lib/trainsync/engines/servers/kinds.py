@@ -7,6 +7,7 @@ from trainsync.engines.servers.adapter import Adapter
 from trainsync.engines.servers.base import OwnedDriver, PauseMode
 from trainsync.engines.servers.custom import load_driver
 from trainsync.engines.servers.sglang import SGLangPauseMode, SGLangServer
+from trainsync.engines.servers.sglang_routes.base import SGLangRoute
 from trainsync.engines.servers.vllm import VLLMServer
 from trainsync.engines.servers.vllm_adapter import VLLMAdapterServer
 
@@ -29,6 +30,7 @@ def driver_of(
     pause: PauseMode = "keep",
     adapter: Adapter | None = None,
     driver: str | None = None,
+    sglang_route: SGLangRoute = "disk",
 ) -> OwnedDriver:
     """A driver of one server.
 
@@ -38,11 +40,14 @@ def driver_of(
         pause: one of `PAUSES`.
         adapter: of vLLM, which versions are of; None: they are of the whole model.
         driver: of an engine ``custom``, as ``package.module:function``.
+        sglang_route: of SGLang, by which versions come to the server.
 
     Raises:
-        ValueError: the engine has no such pause, or takes no adapter, or has no driver.
+        ValueError: the engine has no such pause or route, or takes no adapter, or has no driver.
         DriverError: the driver cannot be had.
     """
+    if sglang_route != "disk" and engine != "sglang":
+        raise ValueError(f"{engine} has no route {sglang_route}")
     if adapter is not None:
         if engine != "vllm":
             raise ValueError(f"{engine} takes no adapter")
@@ -54,4 +59,4 @@ def driver_of(
     if engine == "vllm":
         return VLLMServer(url, pause=pause, timeout=timeout)
     mode = cast(SGLangPauseMode, pause)  # the driver checks it
-    return SGLangServer(url, pause=mode, timeout=timeout, memory=memory)
+    return SGLangServer(url, pause=mode, timeout=timeout, memory=memory, route=sglang_route)

@@ -1,4 +1,4 @@
-"""Drives an SGLang server, which reads versions from files in shared memory.
+"""Drives an SGLang server, which takes versions by one of the routes of `sglang_routes`.
 
 SGLang says that a tensor is loaded when it is missing, and ends when it cannot load one: on an
 error it "rolls back" to the files that it just failed to load. So a version is compared with the
@@ -6,7 +6,6 @@ checkpoint that the server was started from before the server hears of it.
 """
 
 import json
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,13 +19,15 @@ import httpx
 from trainsync.checkpoint.errors import MergeError
 from trainsync.engines.servers.base import Update
 from trainsync.engines.servers.calls import ServerCalls
-from trainsync.engines.servers.checkpoint_folder import lay_checkpoint
 from trainsync.engines.servers.errors import (
     KEPT,
     ServerError,
     ServerPausedError,
     UpdateRefusedError,
 )
+from trainsync.engines.servers.sglang_routes.base import LaidVersion, SGLangRoute
+from trainsync.engines.servers.sglang_routes.buckets import BUCKET_BYTES
+from trainsync.engines.servers.sglang_routes.making import route_of
 from trainsync.engines.servers.tags import version_in
 from trainsync.failpoints import failpoint
 from trainsync.weights.buckets.layout import TensorMeta
@@ -41,8 +42,6 @@ SGLangPauseMode = Literal["keep", "abort"]
 others back."""
 
 _PAUSES: Final[Mapping[SGLangPauseMode, str]] = {"keep": "retract", "abort": "abort"}
-# What SGLang answers before it has written to its weights.
-_NOT_BEGUN: Final = ("Failed to get weights iterator", "Failed to get model loader")
 # SGLang 0.5.23 names the last token of a vocabulary so, and gives that token's log-probability.
 _UNNAMED: Final = 0
 _PROMPTS: Final = 16  # of one request for log-probabilities
@@ -76,10 +75,12 @@ class SGLangServer:
         resume_timeout: seconds for the last call of an update.
         memory: the memory file system in which versions are staged, and which the server sees at
             the same path; None: as the environment says.
+        route: by which a version comes to the server.
+        bucket_bytes: of weights that are sent at once, by another route than disk.
         transport: of httpx; for tests.
 
     Raises:
-        ValueError: SGLang has no such pause.
+        ValueError: SGLang has no such pause, or no such route.
     """
 
     def __init__(
@@ -90,6 +91,8 @@ class SGLangServer:
         timeout: float = 600.0,
         resume_timeout: float = 30.0,
         memory: Path | None = None,
+        route: SGLangRoute = "disk",
+        bucket_bytes: int = BUCKET_BYTES,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         if pause not in _PAUSES:
@@ -99,6 +102,9 @@ class SGLangServer:
         self._resume_timeout = resume_timeout
         self._reader = StagedReader(memory)
         self._calls = ServerCalls(url, transport)
+        self._route = route_of(
+            route, self._calls, self._reader.memory, bucket_bytes=bucket_bytes, timeout=timeout
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -113,6 +119,7 @@ class SGLangServer:
 
     def close(self) -> None:
         """Close connections; the server stays as it is."""
+        self._route.close()
         self._calls.close()
 
     def tag(self) -> str:
@@ -189,13 +196,13 @@ class SGLangServer:
         return tuple(found)
 
     def update(self, version: int, staged: StagedReference, tag: str | None = None) -> Update:
-        """See `ServerDriver`. While it goes on, the version is in memory twice."""
+        """See `ServerDriver`. While it goes on by disk, the version is in memory twice."""
         deadline = self._deadline()
         started = time.monotonic()
-        was_paused, folder = False, None
+        was_paused = False
         try:
             was_paused = self.is_paused()
-            folder = self._lay(staged, self._model(deadline))
+            laid = self._lay(staged, deadline)
         except (WeightsError, MergeError, OSError, ValueError) as error:
             kind = ServerPausedError if was_paused else UpdateRefusedError
             raise kind(f"version {version}: {error}") from error
@@ -203,24 +210,23 @@ class SGLangServer:
             paused = time.monotonic()
             failpoint("server.pausing")
             self._replace_and_resume(
-                version, str(version) if tag is None else tag, folder, deadline, was_paused
+                version, str(version) if tag is None else tag, laid, deadline, was_paused
             )
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            laid.close()
         return Update(version, paused - started, time.monotonic() - paused)
 
-    def _model(self, deadline: float) -> _Model:
+    def _model(self, info: Mapping[str, Any]) -> _Model:
         """The names that the server takes.
 
-        Its answer passes through SGLang's scheduler, behind an update that another driver began and
-        gave up.
+        Args:
+            info: its ``/server_info``.
 
         Raises:
-            ServerError: no such answer.
+            ServerError: it does not say that.
             SchemaMismatchError: the server was not started from files of this host.
             OSError, ValueError: those files cannot be read.
         """
-        info = self._calls.ask("GET", "/server_info", deadline)
         path, dtype = info.get("model_path"), info.get("dtype")
         if not isinstance(path, str) or not isinstance(dtype, str):
             raise ServerError(f"{self._calls.name}/server_info names no model_path and dtype")
@@ -236,12 +242,18 @@ class SGLangServer:
         without_head = all(meta.name != TIED_HEAD for meta in tensors)
         return _Model(tensors, dtype, without_head or bool(text.get("tie_word_embeddings")))
 
-    def _lay(self, reference: StagedReference, model: _Model) -> Path:
-        """The version as a folder that SGLang reads, beside the staged one."""
+    def _lay(self, reference: StagedReference, deadline: float) -> LaidVersion:
+        """The version, ready to be loaded.
+
+        The server's answer passes through SGLang's scheduler, behind an update that another driver
+        began and gave up. Raises as `_model` does, and `Route.lay`.
+        """
         if reference.draft:
             raise SchemaMismatchError(
                 f"tensors {DRAFT_PREFIX}* are of a draft model, which SGLang does not take"
             )
+        info = self._calls.ask("GET", "/server_info", deadline)
+        model = self._model(info)
         staged = self._reader.open(reference)
         wrong = misfit(model.tensors, staged.index.schema.tensors, model.dtype, tied=model.tied)
         if wrong is not None:
@@ -251,13 +263,13 @@ class SGLangServer:
             for name, tensor in staged.tensors.items()
             if not (model.tied and name == TIED_HEAD)
         }
-        return lay_checkpoint(self._reader.memory, staged.index, tensors)
+        return self._route.lay(staged.index, tensors, info, deadline)
 
     def _replace_and_resume(
-        self, version: int, tag: str, folder: Path, deadline: float, was_paused: bool
+        self, version: int, tag: str, laid: LaidVersion, deadline: float, was_paused: bool
     ) -> None:
         try:
-            self._replace(tag, folder, deadline)
+            self._replace(tag, laid, deadline)
         except ServerError as error:
             # A server that was paused before may hold anything: the update that paused it failed.
             if KEPT not in str(error) or was_paused:
@@ -268,22 +280,14 @@ class SGLangServer:
             raise UpdateRefusedError(f"version {version}: {error}") from error
         self._resume(version, None)
 
-    def _replace(self, tag: str, folder: Path, deadline: float) -> None:
+    def _replace(self, tag: str, laid: LaidVersion, deadline: float) -> None:
         """From the call to pause to the last one before resume."""
         try:
             self._calls.ask("POST", "/pause_generation", deadline, {"mode": self._pause})
         except ServerError as error:
             raise ServerError(f"{KEPT}: {error}") from error
         failpoint("server.paused")
-        body = {
-            "model_path": str(folder),
-            "load_format": "safetensors",
-            "weight_version": tag,
-            "flush_cache": True,
-        }
-        status, said = self._calls.raw("POST", "/update_weights_from_disk", deadline, body)
-        if (problem := _problem(status, said)) is not None:
-            raise ServerError(f"{self._calls.name}/update_weights_from_disk: {problem}")
+        laid.load(tag, deadline)
         failpoint("server.loaded")
         if (now := self.tag()) != tag:
             raise ServerError(f"{self._calls.name} says that it has version {now}, not {tag}")
@@ -315,20 +319,6 @@ def input_logprobs(prompt: Sequence[int], answer: Mapping[str, Any]) -> tuple[fl
     if any(named not in (token, _UNNAMED) for token, named in pairs):
         raise ValueError("its tokens are not those of the prompt")
     return tuple(float(row[0]) for row in rows[1:])
-
-
-def _problem(status: int, said: bytes) -> str | None:
-    """Why SGLang did not take a version, with `KEPT` if its weights are as they were."""
-    try:
-        answer = json.loads(said)
-        succeeded, message = answer["success"], str(answer["message"])
-    except (ValueError, TypeError, KeyError):
-        return f"{status}: {said[:1000]!r}"
-    if succeeded is True and status == HTTPStatus.OK:
-        return None
-    # Replicas answer one after the other, and each of them must have kept its weights.
-    kept = all(part.startswith(_NOT_BEGUN) for part in message.split(" | "))
-    return f"{KEPT}: {message}" if kept else message
 
 
 def _rank_name(rank: Mapping[str, Any]) -> str:

@@ -40,6 +40,8 @@ class WeightGroup:
         store: gives the trainer's store, in that thread.
         end: until when all must have joined, on the monotonic clock.
         library_timeout: seconds that the backend may wait in a collective: longer than callers.
+        greets: whether a byte travels at once, so that the connections are there; no, where the
+            others are not of trainsync, and take no byte.
 
     Raises:
         GroupFailedError: not all came in time.
@@ -52,6 +54,8 @@ class WeightGroup:
         end: float,
         library_timeout: float,
         given_up: Callable[[], str],
+        *,
+        greets: bool = True,
     ) -> None:
         self.spec = spec
         self.given_up = given_up
@@ -73,8 +77,9 @@ class WeightGroup:
 
         try:
             self._call(join, end)
-            self.begin(torch.zeros(1, dtype=torch.uint8, device=spec.device), end)
-            self.finish(end)  # now the connections are there too
+            if greets:
+                self.begin(torch.zeros(1, dtype=torch.uint8, device=spec.device), end)
+                self.finish(end)  # now the connections are there too
         except BaseException:
             self.abort()
             raise
