@@ -6,9 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from trainsync.engines.servers.sglang import SGLangServer
+from trainsync.engines.servers.sglang_routes.base import SGLangRoute
 from trainsync.weights.proof.asking import Prover
 from trainsync.weights.proof.canaries import make_canaries
 from trainsync.weights.proof.record import Proof, Tolerance
@@ -29,6 +31,10 @@ _TOLERANCE = Tolerance(typical=0.1, rms=0.2, largest=0.6)
 
 
 Start = Callable[..., AgentProcess]
+
+
+def _by(route: SGLangRoute) -> tuple[str, ...]:
+    return "-m", "trainsync.agent", "--sglang-route", route
 
 
 @pytest.fixture
@@ -52,8 +58,15 @@ def run(tmp_path: Path) -> Iterator[Run]:
     made.stop()
 
 
+@pytest.mark.parametrize("route", get_args(SGLangRoute))
 def test_a_server_follows_proven_versions_also_back_and_is_not_ready_with_others(
-    server: Server, model: Path, run: Run, start: Start, serves: Serves, tmp_path: Path
+    route: SGLangRoute,
+    server: Server,
+    model: Path,
+    run: Run,
+    start: Start,
+    serves: Serves,
+    tmp_path: Path,
 ) -> None:
     prover = Prover(make_canaries(VOCABULARY, count=16, length=17), _TOLERANCE)
 
@@ -62,7 +75,7 @@ def test_a_server_follows_proven_versions_also_back_and_is_not_ready_with_others
         scratch = tmp_path / f"trainer-{step}-{number}"
         return prover.ask(Reference(model, version_of(model, number), scratch).model, step)
 
-    agent = start(server.url, run, "-m", "trainsync.agent", "--proof", "required")
+    agent = start(server.url, run, *_by(route), "--proof", "required")
     run.checkpoint(1, version_of(model, 71))
     for step in (1, 2):
         run.commit(step, version_of(model, 70 + step), proof_of(step, 70 + step))
@@ -102,15 +115,16 @@ def test_after_an_agent_that_was_killed_the_next_one_brings_the_newest_version(
     assert serves(server, model, newest)
 
 
+@pytest.mark.parametrize("route", get_args(SGLangRoute))
 def test_a_killed_servers_successor_is_not_ready_before_it_has_the_current_weights(
-    model: Path, tmp_path: Path, run: Run, start: Start, serves: Serves
+    route: SGLangRoute, model: Path, tmp_path: Path, run: Run, start: Start, serves: Serves
 ) -> None:
     current = version_of(model, 91)
     run.commit(4, current)
     with reserved_port() as reserved:
         first = serve(model, tmp_path, reserved=reserved)
         try:
-            agent = start(first.url, run)
+            agent = start(first.url, run, *_by(route))
             agent.until_ready_with(4)
         finally:
             first.kill()

@@ -21,6 +21,7 @@ def test_options_win_over_variables_and_variables_over_defaults() -> None:
         "TRAINSYNC_AGENT_SERVE_BEFORE_FIRST_VERSION": "true",
         "TRAINSYNC_AGENT_PROOF": "required",
         "TRAINSYNC_AGENT_ENGINE": "sglang",
+        "TRAINSYNC_AGENT_SGLANG_ROUTE": "tensor",
         "TRAINSYNC_POD_NAME": "server-0",
     }
     settings = read_settings([], environ)
@@ -29,8 +30,12 @@ def test_options_win_over_variables_and_variables_over_defaults() -> None:
     assert settings.max_staleness == 5
     assert settings.serve_before_first
     assert settings.proof == "required"
-    assert settings.engine == "sglang"
-    assert read_settings(_GOOD, {}).engine == "vllm"
+    assert (settings.engine, settings.sglang_route) == ("sglang", "tensor")
+    assert read_settings(["--sglang-route=distributed"], environ).sglang_route == "distributed"
+    assert (read_settings(_GOOD, {}).engine, read_settings(_GOOD, {}).sglang_route) == (
+        "vllm",
+        "disk",
+    )
     assert (settings.host, settings.port) == ("127.0.0.1", 8090)
     assert settings.name == "agent-server-0"
     environ["TRAINSYNC_SYNC_MAX_STALENESS"] = "7"
@@ -67,6 +72,8 @@ def test_options_win_over_variables_and_variables_over_defaults() -> None:
         ((*_GOOD, "--pause=stop"), "--pause is 'stop', expected one of keep, wait, abort"),
         ((*_GOOD, "--engine=tgi"), "--engine is 'tgi', expected one of vllm, sglang"),
         ((*_GOOD, "--engine=sglang", "--pause=wait"), "'wait', expected one of keep, abort"),
+        ((*_GOOD, "--sglang-route=tensor"), "is tensor, expected --engine sglang: vllm has no su"),
+        ((*_GOOD, "--engine=sglang", "--sglang-route=ipc"), "one of disk, tensor, distributed"),
         ((*_GOOD, "--proof=no"), "--proof is 'no', expected one of if-present, required"),
         ((*_GOOD, "--dtype=int8"), "--dtype is 'int8'"),
         ((*_GOOD, "--memory=/no/such/place"), "--memory is /no/such/place"),

@@ -3,16 +3,19 @@
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from trainsync.engines.servers.sglang_routes.base import SGLangRoute
 from trainsync.weights.proof.canaries import make_canaries
 from trainsync.weights.proof.record import Proof, Tolerance, make_proof
 
 from tests.unit.agent.conftest import Start
 from tests.unit.agent.fake_server import logprobs_of
 from tests.unit.agent.runs import Run, Weights, weights_of
+from tests.unit.engines.servers.fake_routes import FakeRoutes
 from tests.unit.engines.servers.fake_sglang import FakeSGLang, Tensors
 from tests.waiting import eventually
 
@@ -44,7 +47,7 @@ def server(tmp_path: Path) -> Iterator[FakeSGLang]:
     folder.mkdir()
     save_file(weights_of(0), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({}))
-    made = FakeSGLang(folder)
+    made = FakeSGLang(folder, routes=FakeRoutes)
     made.logprobs = said_of
     yield made
     made.stop()
@@ -68,11 +71,12 @@ def test_a_server_follows_proven_versions_alone(run: Run, server: FakeSGLang, st
     assert has(server, 3)
 
 
+@pytest.mark.parametrize("route", get_args(SGLangRoute))
 def test_a_restarted_server_gets_the_current_version_before_it_is_ready(
-    run: Run, server: FakeSGLang, start: Start
+    route: SGLangRoute, run: Run, server: FakeSGLang, start: Start
 ) -> None:
     run.commit(1, weights_of(1))
-    agent = start("--engine=sglang")
+    agent = start("--engine=sglang", f"--sglang-route={route}")
     agent.until_ready_with(1)
     server.stop()
     assert not agent.ready
@@ -81,16 +85,17 @@ def test_a_restarted_server_gets_the_current_version_before_it_is_ready(
     assert has(server, 1)
 
 
+@pytest.mark.parametrize("route", get_args(SGLangRoute))
 def test_a_server_that_failed_while_it_read_is_not_ready_before_it_is_mended(
-    run: Run, server: FakeSGLang, start: Start
+    route: SGLangRoute, run: Run, server: FakeSGLang, start: Start
 ) -> None:
-    message = "Failed to update weights: disk"
-    server.faults["/update_weights_from_disk"] = lambda: (
+    message = "Failed to update weights: out of order"
+    server.faults[f"/update_weights_from_{route}"] = lambda: (
         400,
         {"success": False, "message": message},
     )
     run.commit(1, weights_of(1))
-    agent = start("--engine=sglang")
+    agent = start("--engine=sglang", f"--sglang-route={route}")
     eventually(lambda: (agent.status["lastFailure"] or {}).get("outcome") == "paused", 60)
     assert not agent.ready
     assert server.paused

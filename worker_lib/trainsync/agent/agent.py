@@ -98,7 +98,13 @@ class Agent:
         self._metrics = AgentMetrics(lambda: self._shared.state, self._limits)
         self._feed = feed or _feed(settings)
         server = settings.engine, settings.server, settings.memory
-        made = partial(driver_of, *server, pause=settings.pause, driver=settings.driver)
+        made = partial(
+            driver_of,
+            *server,
+            pause=settings.pause,
+            driver=settings.driver,
+            sglang_route=settings.sglang_route,
+        )
         self._looking = made(timeout=intervals.answer, adapter=settings.adapter)
         self._health = made(timeout=_ALIVE_SECONDS)
         self._driving = made(timeout=float(settings.timeout), adapter=settings.adapter)

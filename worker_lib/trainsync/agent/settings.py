@@ -19,6 +19,7 @@ from trainsync.api.spec import LogLevel, Sync
 from trainsync.engines.servers.adapter import Adapter
 from trainsync.engines.servers.base import PauseMode
 from trainsync.engines.servers.kinds import PAUSES, EngineKind
+from trainsync.engines.servers.sglang_routes.base import SGLangRoute
 from trainsync.runtime.settings import misspelt
 from trainsync.runtime.sync_store import SyncStore
 from trainsync.storage.objects.address import is_url, parse
@@ -71,6 +72,7 @@ class AgentSettings:
         prepare_seconds: for a version to be prepared before the pause; 0: none is.
         adapter: of the server, which versions are of; None: they are of the whole model.
         driver: of an engine ``custom``, as ``package.module:function``.
+        sglang_route: of an engine ``sglang``, by which versions come to the server.
     """
 
     server: str
@@ -98,6 +100,7 @@ class AgentSettings:
     prepare_seconds: int = 0
     adapter: Adapter | None = None
     driver: str | None = None
+    sglang_route: SGLangRoute = "disk"
 
     @property
     def place(self) -> str:
@@ -149,6 +152,13 @@ def parser(
     )
     add("--engine", [env.AGENT_ENGINE], "vllm", f"{', '.join(get_args(EngineKind))}: of the server")
     add("--driver", [env.AGENT_DRIVER], None, "of a custom engine: package.module:function")
+    add(
+        "--sglang-route",
+        [env.AGENT_SGLANG_ROUTE],
+        "disk",
+        f"{', '.join(get_args(SGLangRoute))}: of SGLang, whether versions come as files in "
+        "--memory, as tensors in /dev/shm, or by broadcasts in a process group",
+    )
     made.add_argument(
         "--directory",
         help="the run's directory, of sync method checkpoint, or the URL of its bucket, with "
@@ -301,6 +311,7 @@ def read_settings(
         stages_only=bool(given.leader),
         prepare_seconds=_prepare_seconds(given),
         driver=checks.driver(given.driver, custom=engine == "custom"),
+        sglang_route=_sglang_route(given),
         adapter=checks.adapter(given.adapter, given.adapter_config, _beside_adapter(given)),
     )
 
@@ -349,6 +360,15 @@ def _prepare_seconds(given: argparse.Namespace) -> int:
             f"--prepare-seconds is {seconds}, expected --engine vllm: {given.engine} prepares none"
         )
     return seconds
+
+
+def _sglang_route(given: argparse.Namespace) -> SGLangRoute:
+    route: SGLangRoute = checks.choice("--sglang-route", given.sglang_route, get_args(SGLangRoute))
+    if route != "disk" and given.engine != "sglang":
+        raise AgentSettingsError(
+            f"--sglang-route is {route}, expected --engine sglang: {given.engine} has no such route"
+        )
+    return route
 
 
 def _beside_adapter(given: argparse.Namespace) -> list[str]:

@@ -93,6 +93,8 @@ AGENT_SERVER: Final = "TRAINSYNC_AGENT_SERVER"
 AGENT_ENGINE: Final = "TRAINSYNC_AGENT_ENGINE"
 # Of a custom engine: the function that makes its driver, as package.module:function.
 AGENT_DRIVER: Final = "TRAINSYNC_AGENT_DRIVER"
+# Of SGLang: by which of its routes versions come to the server.
+AGENT_SGLANG_ROUTE: Final = "TRAINSYNC_AGENT_SGLANG_ROUTE"
 AGENT_PAUSE: Final = "TRAINSYNC_AGENT_PAUSE"
 AGENT_DTYPE: Final = "TRAINSYNC_AGENT_DTYPE"
 AGENT_HOST: Final = "TRAINSYNC_AGENT_HOST"
