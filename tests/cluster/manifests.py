@@ -168,7 +168,12 @@ def served(name: str = "run") -> Object:
             "port": 9000,
             "maxStaleness": 3,
             "proof": "Required",
-            "sync": {"pause": "abort", "fellows": True, "prepareSeconds": 60},
+            "sync": {
+                "pause": "abort",
+                "fellows": True,
+                "prepareSeconds": 60,
+                "sglangRoute": "disk",
+            },
             "template": {
                 "metadata": {"annotations": {"a": "b"}},
                 "spec": {"containers": [container], "nodeSelector": {"gpu": "h200"}},

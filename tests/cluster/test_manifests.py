@@ -240,6 +240,12 @@ WRONG: dict[str, tuple[str, Any, str, str]] = {
     "SGLang servers that prepare": (
         "spec.servers", [{**SERVERS[0], "engine": "SGLang", "sync": {"prepareSeconds": 1}}],
         "spec.servers[].sync.prepareSeconds is for engine VLLM alone", "set it to 0"),
+    "vLLM servers with a route of SGLang": (
+        "spec.servers", [{**SERVERS[0], "sync": {"sglangRoute": "tensor"}}],
+        "spec.servers[].sync.sglangRoute is for engine SGLang alone", "set it to disk"),
+    "SGLang servers with a route of none": (
+        "spec.servers", [{**SERVERS[0], "engine": "SGLang", "sync": {"sglangRoute": "mail"}}],
+        "spec.servers[0].sync.sglangRoute", 'supported values: "disk", "tensor"'),
     "adapter of SGLang servers": (
         "spec.servers", _adapted(engine="SGLang"),
         "spec.servers[].adapter is for engine VLLM alone", "remove it"),
@@ -577,7 +583,12 @@ def test_servers_are_kept_as_they_were_written_and_get_their_defaults(namespace:
             "nodes": 1,
             "port": 8000,
             "proof": "IfPresent",
-            "sync": {"pause": "keep", "fellows": False, "prepareSeconds": 0},
+            "sync": {
+                "pause": "keep",
+                "fellows": False,
+                "prepareSeconds": 0,
+                "sglangRoute": "disk",
+            },
         }.items()
     )
     assert not {"replicas", "maxStaleness"} & judge.keys()

@@ -74,6 +74,15 @@ class PauseMode(StrEnum):
     ABORT = "abort"
 
 
+class SGLangRoute(StrEnum):
+    """How a version comes to SGLang: as files in shared memory (disk), as tensors in /dev/shm, one
+    bucket at a time (tensor), or by broadcasts in a process group (distributed)."""
+
+    DISK = "disk"
+    TENSOR = "tensor"
+    DISTRIBUTED = "distributed"
+
+
 class ProofPolicy(StrEnum):
     """Whether versions that were saved without a proof are taken (IfPresent) or not (Required)."""
 
@@ -102,6 +111,7 @@ class ServerSync(Model):
             "second copy meanwhile. 0: nothing is prepared."
         ),
     )
+    sglang_route: SGLangRoute = SGLangRoute.DISK
 
 
 class Adapter(Model):

@@ -5,7 +5,7 @@ import json
 from typing import Any, Final
 
 from trainsync.api import env, names
-from trainsync.api.servers import Engine, ProofPolicy, Server
+from trainsync.api.servers import Engine, ProofPolicy, Server, SGLangRoute
 
 from trainsync_operator.builders import bucket
 from trainsync_operator.builders.pod_template import (
@@ -82,6 +82,8 @@ def _environment(target: Target, server: Server, part: Part) -> list[dict[str, A
     }
     if server.driver is not None:
         variables[env.AGENT_DRIVER] = server.driver
+    if server.sync.sglang_route is not SGLangRoute.DISK:
+        variables[env.AGENT_SGLANG_ROUTE] = server.sync.sglang_route
     if part is Part.WORKER:
         # The agent beside the server that answers reports of it, and asks its fellows.
         for name in (env.SERVERS, env.TOKEN_FILE, env.AGENT_SERVER):
@@ -133,6 +135,9 @@ def _agent(
     mounts = [*run_mounts(target, saves=_reads_volume(target)), _MEMORY_MOUNT]
     if part is Part.WORKER:  # it asks the monitor for nothing
         mounts = [mount for mount in mounts if mount["mountPath"] != names.TOKEN_DIRECTORY]
+    if server.sync.sglang_route is SGLangRoute.TENSOR:  # where torch shares tensors
+        shared = _SHARED_MOUNT["mountPath"]
+        mounts += [dict(m) for m in beside["volumeMounts"] if m.get("mountPath") == shared]
     # That of a node that answers no request is ready while it lives: the first node's counts.
     ready = "/healthz" if part is Part.WORKER else "/readyz"
     own = beside.get("securityContext") or {}

@@ -200,6 +200,32 @@ def test_an_sglang_server_gets_nothing_of_vllms_and_its_agent_speaks_sglang() ->
     assert variables(agent_of(built()))[env.AGENT_ENGINE] == "vllm"
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_an_agent_that_hands_tensors_over_shares_the_servers_memory_of_torch(
+    own: bool, tmp_path: Any
+) -> None:
+    mount = {"name": "mine", "mountPath": "/dev/shm", "subPath": "a"}
+    first = {"name": "sglang", "image": "sglang:1", **({"volumeMounts": [mount]} if own else {})}
+    entry = {"engine": "SGLang", "sync": {"sglangRoute": "tensor"}, "template": template(first)}
+    made = built(entry)
+    (server,) = pod_of(made)["containers"]
+    shared = [
+        [one for one in container["volumeMounts"] if one["mountPath"] == "/dev/shm"]
+        for container in (server, agent_of(made))
+    ]
+    assert shared[0] == shared[1]
+    assert shared[0] == [mount if own else {"name": "trainsync-shm", "mountPath": "/dev/shm"}]
+    given = {**variables(agent_of(made)), env.AGENT_HOST: "10.1.2.3"}
+    assert read_settings([], {**given, env.STAGING_MEMORY: str(tmp_path)}).sglang_route == "tensor"
+
+
+@pytest.mark.parametrize("route", ["disk", "distributed"])
+def test_other_agents_have_no_memory_of_torch(route: str) -> None:
+    agent = agent_of(built({"engine": "SGLang", "sync": {"sglangRoute": route}}))
+    assert variables(agent).get(env.AGENT_SGLANG_ROUTE, "disk") == route
+    assert "/dev/shm" not in {mount["mountPath"] for mount in agent["volumeMounts"]}
+
+
 def test_the_agent_of_a_custom_server_gets_its_driver_and_says_when_the_server_has_started() -> (
     None
 ):

@@ -379,6 +379,10 @@ RULES: Final[dict[str, list[Rule]]] = {
             "spec.servers[].sync.prepareSeconds is for engine VLLM alone: set it to 0",
         ),
         Rule(
+            "self.sync.sglangRoute == 'disk' || self.engine == 'SGLang'",
+            "spec.servers[].sync.sglangRoute is for engine SGLang alone: set it to disk",
+        ),
+        Rule(
             "!has(self.adapter) || self.engine == 'VLLM'",
             "spec.servers[].adapter is for engine VLLM alone: remove it, and save whole models",
         ),
