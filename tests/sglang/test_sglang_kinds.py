@@ -1,15 +1,19 @@
-"""What SGLang derives from weights while it loads them follows every update."""
+"""What SGLang derives from weights while it loads them follows every update, by each route."""
 
 from pathlib import Path
+from typing import Final, get_args
 
 import pytest
 from trainsync.engines.servers.sglang import SGLangServer
+from trainsync.engines.servers.sglang_routes.base import SGLangRoute
 from trainsync.weights.staging.area import StagingArea
 
 from tests.sglang.conftest import Serves
 from tests.sglang.server import serve
 from tests.vllm.server import CALL_SECONDS
 from tests.vllm.tiny_model import make_dense, make_experts, version_of
+
+_BUCKET: Final = 40_000  # bytes: several of them
 
 
 @pytest.mark.parametrize("kind", ["tied", "experts"])
@@ -20,12 +24,14 @@ def test_a_server_serves_each_version_that_is_staged(
     model = make_experts(folder) if kind == "experts" else make_dense(folder, tied=True)
     server = serve(model, tmp_path)
     try:
-        with SGLangServer(server.url, timeout=CALL_SECONDS) as driver:
-            assert serves(server, model, None)
-            for version in (1, 2):
-                weights = version_of(model, version)
+        assert serves(server, model, None)
+        for version, route in enumerate((*get_args(SGLangRoute), "disk"), start=1):
+            weights = version_of(model, version)
+            with SGLangServer(
+                server.url, timeout=CALL_SECONDS, route=route, bucket_bytes=_BUCKET
+            ) as driver:
                 driver.update(version, area.stage(version, weights))
-                assert serves(server, model, weights)
-                assert not serves(server, model, version_of(model, version + 1))
+            assert serves(server, model, weights), route
+            assert not serves(server, model, version_of(model, version + 1))
     finally:
         server.kill()

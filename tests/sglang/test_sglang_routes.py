@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from trainsync.engines.servers.errors import ServerPausedError, UpdateRefusedErr
 from trainsync.engines.servers.sglang import SGLangServer
 from trainsync.engines.servers.sglang_routes.base import SGLangRoute
 from trainsync.weights.staging.area import StagingArea
+from trainsync.weights.transports.process_group import generation
 
 from tests.sglang.conftest import Serves
 from tests.sglang.server import Server
@@ -137,8 +139,6 @@ def test_a_worker_that_waits_for_a_broadcast_that_does_not_come_is_let_go(
     server: Server, drive: Drive, model: Path, area: StagingArea, serves: Serves,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    from trainsync.weights.transports.process_group import generation
-
     class Never:
         def is_completed(self) -> bool:
             return False
@@ -155,6 +155,22 @@ def test_a_worker_that_waits_for_a_broadcast_that_does_not_come_is_let_go(
         assert not hasty.is_paused()
     assert serves(server, model, new)
     assert server.process.poll() is None
+
+
+def test_the_server_tells_of_its_parts_and_of_its_start(
+    server: Server, drive: Drive, model: Path, area: StagingArea
+) -> None:
+    """Without them a server of several parts is updated, and a group made for each version."""
+
+    def info() -> dict[str, Any]:
+        url = f"{server.url}/server_info"
+        return dict(httpx.get(url, timeout=CALL_SECONDS, trust_env=False).json())
+
+    before = info()
+    assert [before[name] for name in ("tp_size", "dp_size", "pp_size", "nnodes")] == [1, 1, 1, 1]
+    assert before["startup_time"]["scheduler_e2e"] > 0
+    drive(server, "distributed").update(81, area.stage(81, version_of(model, 81)))
+    assert info()["startup_time"] == before["startup_time"]
 
 
 def test_the_requests_are_of_the_servers_own_classes(server: Server) -> None:

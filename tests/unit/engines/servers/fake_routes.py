@@ -3,6 +3,7 @@
 import base64
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -22,12 +23,13 @@ class FakeRoutes:
 
     Attributes:
         is_open: whether a session is.
-        groups: by name.
+        groups: by name, an end for each rank.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int = 1) -> None:
+        self.ranks = ranks
         self.is_open = False
-        self.groups: dict[str, Any] = {}
+        self.groups: dict[str, list[Any]] = {}
 
     def begin(self) -> Answer:
         if self.is_open:
@@ -45,19 +47,28 @@ class FakeRoutes:
         if not self.is_open:
             return _no("update_weights_from_tensor must run between begin and end"), {}
         assert body.keys() == {"serialized_named_tensors", "flush_cache"}
-        (handle,) = body["serialized_named_tensors"]
-        tensors = pickle.loads(base64.b64decode(handle, validate=True))
-        return _YES, dict(_shown(tensors))
+        ranks = [
+            pickle.loads(base64.b64decode(handle, validate=True))
+            for handle in body["serialized_named_tensors"]
+        ]
+        assert len(ranks) == self.ranks
+        return _YES, _same([dict(_shown(tensors)) for tensors in ranks])
 
     def init(self, body: dict[str, Any]) -> Answer:
         name = body["group_name"]
         assert name not in self.groups
-        assert (body["rank_offset"], body["world_size"], body["backend"]) == (1, 2, "gloo")
-        store = TCPStore(
-            body["master_address"], body["master_port"], None, False, _LIMIT, wait_for_workers=False
-        )
-        prefixed = PrefixStore("cpu/", PrefixStore(f"{name}/", PrefixStore(name, store)))
-        self.groups[name] = dist.ProcessGroupGloo(prefixed, 1, 2, _LIMIT)
+        assert (body["rank_offset"], body["backend"]) == (1, "gloo")
+        size = body["world_size"]
+        assert size == 1 + self.ranks
+
+        def join(rank: int) -> Any:
+            place = body["master_address"], body["master_port"]
+            store = TCPStore(*place, None, False, _LIMIT, wait_for_workers=False)
+            prefixed = PrefixStore("cpu/", PrefixStore(f"{name}/", PrefixStore(name, store)))
+            return dist.ProcessGroupGloo(prefixed, rank, size, _LIMIT)
+
+        with ThreadPoolExecutor(self.ranks) as pool:
+            self.groups[name] = list(pool.map(join, range(1, size)))
         return _YES
 
     def destroy(self, body: dict[str, Any]) -> Answer:
@@ -69,8 +80,8 @@ class FakeRoutes:
         if not self.is_open:
             return _no("update_weights_from_distributed must run between begin and end"), {}
         assert body["load_format"] == "flattened_bucket"
-        group = self.groups.get(body["group_name"])
-        if group is None:
+        groups = self.groups.get(body["group_name"])
+        if groups is None:
             return _no(f"Failed to receive weights: Group {body['group_name']} not in []"), {}
         places, offset = [], 0
         for name, kind, shape in zip(body["names"], body["dtypes"], body["shapes"], strict=True):
@@ -79,18 +90,34 @@ class FakeRoutes:
             size = torch.Size(shape).numel() * dtype.itemsize
             places.append((name, dtype, shape, offset, size))
             offset += size
-        flat = torch.empty(offset, dtype=torch.uint8)
+        flats = [torch.empty(offset, dtype=torch.uint8) for _ in groups]
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
+        works = [
+            group.broadcast([flat], options) for group, flat in zip(groups, flats, strict=True)
+        ]
         try:
-            group.broadcast([flat], options).wait(_LIMIT)
+            for work in works:
+                work.wait(_LIMIT)
         except RuntimeError as error:
             return _no(f"Failed to receive weights: {error}"), {}
-        tensors = [
-            (name, flat[begin : begin + size].view(dtype).reshape(shape))
-            for name, dtype, shape, begin, size in places
+        received = [
+            dict(
+                _shown(
+                    [
+                        (name, flat[begin : begin + size].view(dtype).reshape(shape))
+                        for name, dtype, shape, begin, size in places
+                    ]
+                )
+            )
+            for flat in flats
         ]
-        return _YES, dict(_shown(tensors))
+        return _YES, _same(received)
+
+
+def _same(ranks: list[Loaded]) -> Loaded:
+    assert all(loaded == ranks[0] for loaded in ranks)
+    return ranks[0]
 
 
 _YES: Answer = (200, {"success": True, "message": "Success"})

@@ -14,7 +14,9 @@ from safetensors.torch import save_file
 from trainsync.engines.servers.errors import ServerPausedError, UpdateRefusedError
 from trainsync.engines.servers.kinds import driver_of
 from trainsync.engines.servers.sglang import SGLangServer
+from trainsync.engines.servers.sglang_routes import handles
 from trainsync.engines.servers.sglang_routes.base import SGLangRoute
+from trainsync.weights.errors import SharedMemoryError
 from trainsync.weights.staging.area import StagingArea
 from trainsync.weights.staging.index import StagedReference
 from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
@@ -136,6 +138,17 @@ def test_a_version_comes_in_buckets_to_a_paused_server_that_goes_on_under_its_na
     assert _has(server, _weights(8))
     assert driver.tag() == "8"
     assert "/init_weights_update_group" not in server.calls, "the group is kept"
+
+
+@_ROUTES
+def test_each_tensor_parallel_rank_gets_all_of_a_version(
+    route: SGLangRoute, server: FakeSGLang, drive: Drive, stage: Stage
+) -> None:
+    server.parallel["tp_size"] = server.routes.ranks = 2
+    driver = drive(route)
+    for version in (1, 2):
+        driver.update(version, stage(version, _weights(version)))
+        assert _has(server, _weights(version))
 
 
 @_ROUTES
@@ -283,9 +296,6 @@ def test_the_group_is_renewed_with_the_server_and_after_a_driver_that_died(
 def test_tensors_that_find_no_room_in_shared_memory_are_refused(
     server: FakeSGLang, drive: Drive, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainsync.engines.servers.sglang_routes import handles
-    from trainsync.weights.errors import SharedMemoryError
-
     def full(folder: Path, size: int) -> None:
         raise SharedMemoryError(f"{folder} has no room for {size} bytes")
 
