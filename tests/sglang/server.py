@@ -7,10 +7,11 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import httpx
@@ -93,11 +94,16 @@ def _request(prompt: Sequence[int], count: int) -> dict[str, Any]:
 
 
 def serve(
-    model: Path, scratch: Path, *options: str, reserved: socket.socket | None = None
+    model: Path,
+    scratch: Path,
+    *options: str,
+    reserved: socket.socket | None = None,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Server:
     """Start a server and wait until it answers.
 
     Args:
+        variables: of its environment, beside `environment`.
         reserved: its port, which stays reserved; None: a free one.
 
     Raises:
@@ -115,7 +121,7 @@ def serve(
                 "--max-running-requests", "8", "--mem-fraction-static", "0.3",
                 "--skip-server-warmup", *options,
             ],
-            env=environment(),
+            env={**environment(), **variables},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

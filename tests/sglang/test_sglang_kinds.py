@@ -16,13 +16,27 @@ from tests.vllm.tiny_model import make_dense, make_experts, version_of
 _BUCKET: Final = 40_000  # bytes: several of them
 
 
-@pytest.mark.parametrize("kind", ["tied", "experts"])
+# SGLang 0.5.23 makes an NCCL group of its ranks on a CPU, too (pynccl.py, line 116), which asks for
+# CUDA, unless it finds no NCCL.
+_TWO_RANKS: Final = {
+    "SGLANG_NCCL_SO_PATH": "/no/nccl",
+    "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
+}
+
+
+@pytest.mark.parametrize("kind", ["tied", "experts", "two ranks"])
 def test_a_server_serves_each_version_that_is_staged(
     kind: str, tmp_path: Path, area: StagingArea, serves: Serves
 ) -> None:
     folder = tmp_path / "model"
     model = make_experts(folder) if kind == "experts" else make_dense(folder, tied=True)
-    server = serve(model, tmp_path)
+    ranks = kind == "two ranks"
+    server = serve(
+        model,
+        tmp_path,
+        *(["--tp-size", "2"] if ranks else []),
+        variables=_TWO_RANKS if ranks else {},
+    )
     try:
         assert serves(server, model, None)
         for version, route in enumerate((*get_args(SGLangRoute), "disk"), start=1):

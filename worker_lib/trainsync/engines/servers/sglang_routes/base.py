@@ -18,8 +18,8 @@ class ServerFacts:
 
     Attributes:
         ranks: tensor parallel ranks, each of which takes the weights.
-        started: how long its parts took to start, to the nanosecond, which tells one process from the
-            next; None: unknown.
+        started: how long its parts took to start, to the nanosecond, which tells one process from
+            the next; None: unknown.
     """
 
     ranks: int
