@@ -50,6 +50,7 @@ def test_a_save_of_a_lost_pod_is_committed_from_its_neighbour_s_copy(
 ) -> None:
     monkeypatch.setenv(env.CHECKPOINT_MEMORY, "64Mi")
     monkeypatch.setenv(env.CHECKPOINT_MEMORY_DIR, str(tmp_path))
+    monkeypatch.setenv(env.CHECKPOINT_MEMORY_COPIES, "1")
     with RunContext.from_env(place.url()) as ctx:
         ctx.resume()
         saving = ctx.coordinator(0, 2)

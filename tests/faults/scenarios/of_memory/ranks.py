@@ -100,7 +100,7 @@ def _pod_lost(trial: Trial) -> None:
         known = made.lose_whole(pods[victim])
         attempt.kill()
         owner = trial.owners[-1]
-        await_rescue([VolumePlace(trial.run, owner.attempt, owner.incarnation)])
+        await_rescue([VolumePlace(trial.run, owner.attempt, owner.incarnation)], copies=True)
         is_copied = is_copied and _is_complete(trial, step)
         if is_copied:
             trial.note("the neighbour had all that the lost pod had of the step")

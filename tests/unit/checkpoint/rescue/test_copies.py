@@ -1,12 +1,14 @@
 """A copy of a part whose pod is gone is written where that is asked for, and nowhere else."""
 
+import errno
 from pathlib import Path
 
 import pytest
 from trainsync.checkpoint.rescue.copies import offer, rescue_all
 from trainsync.checkpoint.rescue.messages import KeptPart, PartKey, PartTold
+from trainsync.checkpoint.save.places.volume import VolumeRecords
 from trainsync.storage.saves import receipts
-from trainsync.storage.saves.receipts import Rescue, SaveOutcome
+from trainsync.storage.saves.receipts import Participant, Rescue, SaveOutcome
 
 from tests.unit.checkpoint.memory.keeping import INCARNATION
 from tests.unit.checkpoint.rescue.rescues import (
@@ -88,6 +90,24 @@ def test_a_part_of_which_something_is_heard_is_left_to_that(offering: Offering, 
     assert offering.offer(5) == 0.0
     assert offering.saving.written(5) == []
     assert offering.words(5) == [word]
+
+
+def test_a_look_that_fails_is_done_again(
+    offering: Offering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, left = VolumeRecords.has_rescue, [2]
+
+    def fails(self: VolumeRecords, participant: Participant) -> bool:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return real(self, participant)
+
+    monkeypatch.setattr(VolumeRecords, "has_rescue", fails)
+    offering.saving.register(5)
+    offering.want(5)
+    assert 0.0 < offering.offer(5) < 2.0
+    assert [receipt.step for receipt in offering.saving.written(5)] == [5]
 
 
 def test_a_part_with_a_receipt_is_not_written_again(offering: Offering) -> None:

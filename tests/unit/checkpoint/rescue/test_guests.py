@@ -12,7 +12,7 @@ from trainsync.checkpoint.rescue.messages import AboutCopy, KeptPart, PartKey, e
 from trainsync.storage.saves.receipts import Participant, Receipt
 
 from tests.unit.checkpoint.memory.keeping import INCARNATION, digest_of
-from tests.unit.checkpoint.rescue.rescues import DATA, DEAD, part_of, receipt_of
+from tests.unit.checkpoint.rescue.rescues import DATA, DEAD, PATH, part_of, receipt_of
 
 SMALL = {"actor/config.json": b"\xff{}"}
 
@@ -40,9 +40,11 @@ def guests(told: Told) -> GuestParts:
     return GuestParts(told, 0, INCARNATION)  # type: ignore[arg-type]
 
 
-def copy_of(step: int, receipt: Receipt | None = None, **changes: Any) -> SealedFile:
+def copy_of(
+    step: int, receipt: Receipt | None = None, writer: str = DEAD, **changes: Any
+) -> SealedFile:
     receipt = receipt_of(step, 1) if receipt is None else receipt
-    about = encode_about(AboutCopy(receipt=receipt, attachments=SMALL, writer=DEAD))
+    about = encode_about(AboutCopy(receipt=receipt, attachments=SMALL, writer=writer))
     file = SealedFile(
         Path(f"/shm/guests/{step}"),
         step,
@@ -67,6 +69,9 @@ def test_a_copy_is_told_of_with_all_that_its_part_needs(told: Told, guests: Gues
         copy_of(5, receipt_of(5, 0)),
         copy_of(5, replace(receipt_of(5, 1), attempt=1)),
         copy_of(5, replace(receipt_of(5, 1), incarnation="f" * 16)),
+        copy_of(5, replace(receipt_of(5, 1), writer=DEAD)),
+        copy_of(5, replace(receipt_of(5, 1), kept={PATH.format(1): "global_step_4/x"})),
+        copy_of(5, writer="x/../../other"),
         copy_of(5, bytes=1),
         copy_of(5, digest=digest_of(b"other")),
         copy_of(5, describe=lambda _: b"{"),

@@ -126,7 +126,7 @@ def test_a_save_whose_pod_is_lost_is_committed_if_its_neighbour_has_a_copy(
         pods.lose(1)
         pods.kill(0)
         began = time.monotonic()
-        await_rescue([VolumePlace(pods.run, 0, pods.monitor.incarnation)])
+        await_rescue([VolumePlace(pods.run, 0, pods.monitor.incarnation)], copies=True)
         assert time.monotonic() - began < 30
         if is_copied:
             eventually(lambda: STEP in committed_steps(pods.run, CHECKPOINT), 30)

@@ -1,10 +1,12 @@
 """A restart waits for what is finished from memory, and for nothing else."""
 
+import errno
 from pathlib import Path
 
 import pytest
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.rescue.waiting import await_rescue
+from trainsync.checkpoint.save.places.volume import VolumeRecords
 from trainsync.storage.saves import receipts
 from trainsync.storage.saves.receipts import ParticipantFailure, Rescue, SaveOutcome
 
@@ -19,13 +21,16 @@ class Waiting:
         self.saving = Saving(directory)
         self.now = 0.0
         self.at: dict[float, list[tuple[int, int]]] = {}
+        self.copies = False
         self.answers = False
         """Whether rank 1 has a neighbour with a copy of step 5."""
 
     def wait(self) -> float:
         """How long it took."""
         began = self.now
-        await_rescue([self.saving.place], lambda: self.now, self._sleep)
+        await_rescue(
+            [self.saving.place], copies=self.copies, clock=lambda: self.now, sleep=self._sleep
+        )
         return self.now - began
 
     def say(self, step: int, rank: int, *, kept: bool) -> None:
@@ -108,17 +113,50 @@ def test_a_save_of_which_a_part_failed_is_not_waited_for_but_an_older_one_is(
     assert 3.0 <= waiting.wait() < 4.0
 
 
-def test_a_process_of_which_nothing_is_left_costs_four_seconds_and_copies_are_asked_for(
+def test_a_process_of_which_nothing_is_left_costs_three_seconds_and_asks_for_nothing(
     waiting: Waiting,
 ) -> None:
+    waiting.saving.register(5)
+    waiting.say(5, 0, kept=True)
+    assert 3.0 <= waiting.wait() < 4.0
+    assert not waiting.saving.place.save(CHECKPOINT, 5).are_copies_wanted()
+
+
+def test_where_there_are_copies_these_are_asked_for_which_costs_four_seconds(
+    waiting: Waiting,
+) -> None:
+    waiting.copies = True
     for step in (4, 5, 6):
         waiting.saving.register(step)
     waiting.say(6, 0, kept=True)
-    waiting.say(6, 1, kept=False)
     waiting.say(5, 0, kept=True)
     assert 4.0 <= waiting.wait() < 5.0
     places = [waiting.saving.place.save(CHECKPOINT, step) for step in (4, 5, 6)]
-    assert [place.are_copies_wanted() for place in places] == [True, True, False]
+    assert all(place.are_copies_wanted() for place in places)
+
+
+def test_where_all_is_heard_of_no_copies_are_asked_for(waiting: Waiting) -> None:
+    waiting.copies = True
+    waiting.saving.register(5)
+    for rank in (0, 1):
+        waiting.say(5, rank, kept=True)
+    waiting.at = {20.0: [(5, 0), (5, 1)]}
+    assert 20.0 <= waiting.wait() < 21.0
+    assert not waiting.saving.place.save(CHECKPOINT, 5).are_copies_wanted()
+
+
+def test_copies_that_cannot_be_asked_for_do_not_end_the_wait(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(VolumeRecords, "want_copies", full)
+    waiting.copies = True
+    waiting.saving.register(5)
+    waiting.at = {2.5: [(5, 0), (5, 1)]}
+    assert 2.5 <= waiting.wait() < 3.0
+    assert "are not asked for" in caplog.text
 
 
 def test_copies_of_a_state_dict_are_asked_for_together_with_those_of_its_checkpoint(
@@ -134,14 +172,14 @@ def test_copies_of_a_state_dict_are_asked_for_together_with_those_of_its_checkpo
         if place.are_copies_wanted() and not asked_after:
             asked_after.append(waiting.now)
 
-    await_rescue([waiting.saving.place], lambda: waiting.now, sleep)
+    await_rescue([waiting.saving.place], copies=True, clock=lambda: waiting.now, sleep=sleep)
     assert 1.5 <= asked_after[0] < 3.0
 
 
 def test_a_part_that_is_written_from_a_copy_is_waited_for(waiting: Waiting) -> None:
     waiting.saving.register(5)
     waiting.say(5, 0, kept=True)
-    waiting.answers = True
+    waiting.copies = waiting.answers = True
     waiting.at = {20.0: [(5, 0), (5, 1)]}
     assert 20.0 <= waiting.wait() < 21.0
 

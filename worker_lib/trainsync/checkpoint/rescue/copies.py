@@ -6,12 +6,13 @@ no process of the one before lives (see `waiting`).
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from trainsync.checkpoint.rescue.finish import has_ended, is_wanted, log_not_written, rescue
+from trainsync.checkpoint.rescue.finish import has_ended, is_wanted, rescue
 from trainsync.checkpoint.rescue.messages import KeptPart, PartKey, PartTold
 from trainsync.checkpoint.save.places.base import Place
 from trainsync.storage.errors import StorageError
@@ -21,8 +22,12 @@ logger = logging.getLogger(__name__)
 _WAIT_SECONDS: Final = 600.0
 """For so long copies are offered: a new job may be started after a pause."""
 
+_LOG_SECONDS: Final = 15.0
+"""For so long an offer keeps the log of the rank open, which a pipe's reader may wait for."""
+
 _LOOK_SECONDS: Final = 0.25
 _LONGEST_LOOK_SECONDS: Final = 1.0
+_LOOKS_PER_END: Final = 10
 
 Copies = Mapping[PartKey, KeptPart]
 
@@ -50,8 +55,21 @@ def rescue_all(place_of: Callable[[str], Place], writer: str, told: Iterable[Par
     ]
     for thread in threads:
         thread.start()
+    until = time.monotonic() + _LOG_SECONDS
+    for thread in threads:  # each of their parts has a deadline
+        thread.join(max(0.0, until - time.monotonic()))
+    if any(thread.is_alive() for thread in threads[1:]):
+        threads[0].join()
+        _leave_log()
     for thread in threads:
-        thread.join()  # each of their parts has a deadline
+        thread.join()
+
+
+def _leave_log() -> None:
+    """Let go of the rank's standard error: from now on receipts alone tell of what is written."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    os.close(nothing)
 
 
 def offer(
@@ -66,38 +84,40 @@ def offer(
         place: continues the writer whose parts these are.
     """
     left = dict(copies)
-    until, pause = clock() + _WAIT_SECONDS, _LOOK_SECONDS
-    while left and clock() < until:
-        due = _due(place, left)
-        left = {part: kept for part, kept in left.items() if part not in due}
-        needed = {part: kept for part, kept in due.items() if _is_needed(place, part)}
-        if needed:
-            rescue(place, needed)
-        elif left:
+    began, looks, pause = clock(), 0, _LOOK_SECONDS
+    while left and clock() < began + _WAIT_SECONDS:
+        due, over = _due(place, left, looks_for_end=looks % _LOOKS_PER_END == 0)
+        rescue(place, due)
+        left = {part: kept for part, kept in left.items() if part not in {*due, *over}}
+        if left and not due:
             sleep(pause)
             pause = min(1.1 * pause, _LONGEST_LOOK_SECONDS)
+        looks += 1
 
 
-def _due(place: Place, copies: Copies) -> Copies:
-    """Those of saves of which copies are wanted, or that have ended."""
-    found = set()
-    for kind, step in {(part.kind, part.step) for part in copies}:
+def _due(place: Place, copies: Copies, *, looks_for_end: bool) -> tuple[Copies, set[PartKey]]:
+    """The parts to write now, and those that nothing needs any more.
+
+    Args:
+        looks_for_end: whether to look for the end of saves of which no copies are wanted, which
+            takes three requests more in a bucket.
+    """
+    due: dict[PartKey, KeptPart] = {}
+    over: set[PartKey] = set()
+    for kind, step in sorted({(part.kind, part.step) for part in copies}, reverse=True):
         save = place.save(kind, step)
+        parts = [part for part in copies if (part.kind, part.step) == (kind, step)]
         try:
-            if save.are_copies_wanted() or has_ended(save):
-                found.add((kind, step))
+            if not save.are_copies_wanted():
+                if looks_for_end and has_ended(save):
+                    over.update(parts)
+                continue
+            for part in parts:
+                # What is heard of is written by what outlives its process, or is lost.
+                if save.has_rescue(part.participant) or not is_wanted(save, part):
+                    over.add(part)
+                else:
+                    due[part] = copies[part]
         except (OSError, StorageError) as error:  # the next look tries again
             logger.debug("whether copies of %s %d are wanted: %s", kind.value, step, error)
-    return {part: kept for part, kept in copies.items() if (part.kind, part.step) in found}
-
-
-def _is_needed(place: Place, part: PartKey) -> bool:
-    """Whether the save is open, and nothing is heard of the part's process, nor of what outlives
-    that."""
-    save = place.save(part.kind, part.step)
-    try:
-        heard = any(word.participant == part.participant for word in save.rescues())
-        return not heard and is_wanted(save, part)
-    except (OSError, StorageError) as error:
-        log_not_written(part, error)
-        return False
+    return due, over

@@ -44,10 +44,10 @@ def rescue(place: Place, parts: Mapping[PartKey, KeptPart | None]) -> None:
         try:
             finish(place, part, kept)
         except SecondWriterError as error:  # a process that was started anew writes it
-            log_not_written(part, error)
+            _log(part, error)
             _say(place, part, kept=False)
         except Exception as error:  # noqa: BLE001 - the other parts are finished all the same
-            log_not_written(part, error)
+            _log(part, error)
             _fail(place, part, kept, error)
 
 
@@ -116,7 +116,7 @@ def _say(place: Place, part: PartKey, *, kept: bool) -> None:
         if is_wanted(save, part):
             save.write_rescue(word)
     except (OSError, StorageError) as error:
-        log_not_written(part, error)
+        _log(part, error)
 
 
 def _fail(place: Place, part: PartKey, kept: KeptPart, error: Exception) -> None:
@@ -135,11 +135,10 @@ def _fail(place: Place, part: PartKey, kept: KeptPart, error: Exception) -> None
         if is_wanted(place.save(part.kind, part.step), part):
             place.part(part.kind, part.step, part.participant).write_failure(failure)
     except (OSError, StorageError) as again:
-        log_not_written(part, again)
+        _log(part, again)
 
 
-def log_not_written(part: PartKey, error: Exception) -> None:
-    """Say why a part is lost."""
+def _log(part: PartKey, error: Exception) -> None:
     logger.error(
         "%s of %s %d is not written from memory: %s: %s",
         *(part.participant, part.kind.value, part.step, type(error).__name__, error),

@@ -41,6 +41,8 @@ class GuestParts:
                 (file.bytes, file.digest)
             ]:
                 raise ValueError("it is of another file")
+            if receipt.kept or receipt.based or receipt.replaces or receipt.writer is not None:
+                raise ValueError("it says where the file is in the run's storage")
         except ValueError as error:
             logger.warning("what a neighbour tells of %s is not understood: %s", file.path, error)
             return

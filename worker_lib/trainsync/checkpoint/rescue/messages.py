@@ -6,9 +6,9 @@ release, so nothing of that has a version.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.saves.receipts import Participant, Receipt
@@ -75,7 +75,7 @@ class AboutCopy:
 
     receipt: Receipt
     attachments: dict[str, bytes]
-    writer: str
+    writer: Annotated[str, Field(pattern=r"^([a-z0-9]{8,32})?$")]  # a folder has its name
 
 
 _TOLD: Final = TypeAdapter(PartTold)

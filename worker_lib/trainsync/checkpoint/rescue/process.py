@@ -83,11 +83,16 @@ class Lines:
     """Takes bytes as they come, and gives whole lines; one that is cut off is never given."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
 
     def take(self, data: bytes) -> list[bytes]:
         """What has become whole."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        first, *more = data.split(b"\n")
+        self._rest += first
+        if not more:
+            return []
+        lines = [bytes(self._rest), *more[:-1]]
+        self._rest = bytearray(more[-1])
         return lines
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, product
 from typing import Final
 
@@ -13,11 +13,14 @@ from trainsync.storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
-_ANSWER_SECONDS: Final = 4.0
-"""For what outlives a process, or its neighbour, to say that it does, or that the part is lost."""
+_ANSWER_SECONDS: Final = 3.0
+"""For what outlives a process to say that it does, or that the part is lost."""
 
-_NEIGHBOUR_SECONDS: Final = 1.5
+_ASK_SECONDS: Final = 1.5
 """Neighbours are asked for parts of which nothing is heard for so long."""
+
+_NEIGHBOUR_SECONDS: Final = 4.0
+"""Where neighbours are asked, for any of these to say so."""
 
 _LOOK_SECONDS: Final = 0.02
 _LONGEST_LOOK_SECONDS: Final = 0.5
@@ -27,46 +30,51 @@ _STEPS: Final = 3
 
 def await_rescue(
     places: Iterable[Place],
+    *,
+    copies: bool = False,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Wait until the newest save of each kind that can still become whole is; never raises.
 
     To be called once no process of the places' incarnations lives any more. Of a save without the
-    word of what outlives each process, such as one whose pod is gone, copies with neighbours are
-    asked for, and four seconds are waited; in all a minute.
+    word of what outlives each process, such as one whose pod is gone, three seconds are waited, or
+    four with ``copies``; in all a minute.
+
+    Args:
+        copies: processes have copies of one another's parts, which are then asked for.
     """
-    wait = _Wait(clock, sleep)
-    groups = [_in_flight(place, kind) for place, kind in product(places, SaveKind)]
-    for number, saves in enumerate(groups):
-        later = [save for group in groups[number + 1 :] for save in group]
+    wait = _Wait(list(places), copies, clock, sleep)
+    for place, kind in product(wait.places, SaveKind):
         try:
-            for at, save in enumerate(saves):
-                if wait.becomes_whole(save, [*saves[at:], *later]):
+            for save in _in_flight(place, kind):
+                if wait.becomes_whole(save):
                     break
         except (OSError, StorageError) as error:  # older saves would take as long
-            _log(error)
+            logger.warning("parts that are written from memory are not awaited: %s", error)
     if wait.seconds > _ANSWER_SECONDS:
         logger.info("waited %.1f s for parts of processes that died", wait.seconds)
 
 
-def _in_flight(place: Place, kind: SaveKind) -> list[SaveRecords]:
+def _in_flight(place: Place, kind: SaveKind) -> Iterator[SaveRecords]:
     """The newest saves, the last one first."""
-    try:
-        return [place.save(kind, step) for step in islice(place.registered(kind), _STEPS)]
-    except (OSError, StorageError) as error:
-        _log(error)
-        return []
-
-
-def _log(error: Exception) -> None:
-    logger.warning("parts that are written from memory are not awaited: %s", error)
+    for step in islice(place.registered(kind), _STEPS):
+        yield place.save(kind, step)
 
 
 class _Wait:
     """One wait for all saves."""
 
-    def __init__(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        places: list[Place],
+        copies: bool,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self.places: Final = places
+        self._silence = _NEIGHBOUR_SECONDS if copies else _ANSWER_SECONDS
+        self._asks = copies
         self._clock = clock
         self._sleep = sleep
         self._began = clock()
@@ -76,17 +84,13 @@ class _Wait:
         """How long it lasts."""
         return self._clock() - self._began
 
-    def becomes_whole(self, save: SaveRecords, asked_for: Sequence[SaveRecords]) -> bool:
+    def becomes_whole(self, save: SaveRecords) -> bool:
         """Whether the save is committed, or has all of its parts, at last.
-
-        Args:
-            asked_for: copies are wanted of these, too: an older save may be whole in memory where
-                this one is not.
 
         Raises:
             OSError, StorageError: its records cannot be read.
         """
-        pause, asked = _LOOK_SECONDS, False
+        pause = _LOOK_SECONDS
         while True:
             outcome = save.outcome()
             if outcome is not None:
@@ -98,23 +102,25 @@ class _Wait:
             if not missing:
                 return True
             said = {rescue.participant: rescue.kept for rescue in save.rescues()}
-            is_silent = not missing <= said.keys()
             if any(said.get(part) is False for part in missing):
                 return False
-            if is_silent and not asked and self.seconds >= _NEIGHBOUR_SECONDS:
-                _ask_neighbours(asked_for)
-                asked = True
-            left = (_ANSWER_SECONDS if is_silent else FINISH_SECONDS) - self.seconds
+            is_silent = not missing <= said.keys()
+            if is_silent and self._asks and self.seconds >= _ASK_SECONDS:
+                self._asks = False
+                self._ask_neighbours()
+            left = (self._silence if is_silent else FINISH_SECONDS) - self.seconds
             if left <= 0:
                 return False
             self._sleep(min(pause, left))
             pause = min(pause * 1.5, _LONGEST_LOOK_SECONDS)
 
-
-def _ask_neighbours(saves: Sequence[SaveRecords]) -> None:
-    for save in saves:
-        try:
-            if save.outcome() is None and save.is_there():
-                save.want_copies()
-        except FileNotFoundError:  # it has ended meanwhile
-            continue
+    def _ask_neighbours(self) -> None:
+        """Ask for copies of all saves: an older one may be whole in memory where the newest is
+        not."""
+        for place, kind in product(self.places, SaveKind):
+            try:
+                for save in _in_flight(place, kind):
+                    if save.outcome() is None and save.is_there():
+                        save.want_copies()
+            except (OSError, StorageError) as error:  # it may have ended meanwhile
+                logger.warning("copies of a %s are not asked for: %s", kind.value, error)

@@ -290,7 +290,7 @@ class PartWriter:
     @property
     def _small(self) -> dict[str, bytes]:
         """The files that go with it, by path in the step."""
-        return {self.part.path(path): data for path, data in self.part.attachments.items()}
+        return {self.part.path(path): bytes(data) for path, data in self.part.attachments.items()}
 
     def _write_files(self, state: StagedState | None) -> Sequence[FileEntry]:
         """Put every file of the part in place; the bytes are durable."""

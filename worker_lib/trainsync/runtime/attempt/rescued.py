@@ -22,7 +22,8 @@ def await_rescued(settings: RunSettings, owners: list[tuple[int, str]]) -> None:
     from trainsync.checkpoint.save.places.opening import open_place
 
     where = settings.directory if settings.store is None else settings.store
-    await_rescue([open_place(where, attempt, incarnation) for attempt, incarnation in owners])
+    places = [open_place(where, attempt, incarnation) for attempt, incarnation in owners]
+    await_rescue(places, copies=settings.memory_place.guests is not None)
 
 
 def await_rescued_before_claim(settings: RunSettings) -> None:

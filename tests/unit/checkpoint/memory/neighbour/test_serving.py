@@ -16,6 +16,7 @@ from trainsync.checkpoint.memory.neighbour.secret import run_key
 from trainsync.checkpoint.memory.neighbour.serving import MemoryServer
 from trainsync.checkpoint.memory.neighbour.wire import NeighbourError
 from trainsync.checkpoint.memory.place import MemoryPlace
+from trainsync.storage import digest
 
 from tests.unit.checkpoint.memory.keeping import INCARNATION, Keeping, digest_of
 from tests.waiting import eventually
@@ -56,16 +57,17 @@ class Node:
             "bytes": len(data),
             "digest": digest_of(data),
             "about": len(about) if told is None else told,
+            "about_digest": digest.manifest_digest(about),
         }
         with wire.connect(self.server.address) as connection:
             wire.ask(connection, self.key if key is None else key, {**request, **changes})
             connection.sendall(data + about)
             wire.receive(connection, "kept")
 
-    def get(self, digest: str) -> bytes:
+    def get(self, wanted: str) -> bytes:
         found = bytearray()
         with wire.connect(self.server.address) as connection:
-            welcome = wire.ask(connection, self.key, {"want": "get", "digest": digest})
+            welcome = wire.ask(connection, self.key, {"want": "get", "digest": wanted})
             wire.receive_file(connection, welcome["bytes"], found.extend)
         return bytes(found)
 
@@ -94,6 +96,12 @@ def test_what_is_told_beside_a_copy_is_passed_on_once_the_copy_is_whole(node: No
     assert file.path.read_bytes() == DATA
     assert (file.step, file.bytes, file.digest) == (5, len(DATA), digest_of(DATA))
     assert file.describe(file) == about
+
+
+def test_what_is_told_beside_a_copy_and_was_changed_on_the_way_leaves_nothing(node: Node) -> None:
+    with pytest.raises(NeighbourError, match="came damaged"):
+        node.put(DATA, about=b"{}", about_digest=digest.manifest_digest(b"[]"))
+    assert node.held() == node.taken == []
 
 
 def test_more_beside_a_copy_than_is_taken_is_refused_before_it_is_sent(node: Node) -> None:
@@ -186,6 +194,7 @@ def test_a_sender_that_dies_amid_a_copy_leaves_nothing(node: Node) -> None:
             "bytes": len(DATA),
             "digest": digest_of(DATA),
             "about": 0,
+            "about_digest": digest.manifest_digest(b""),
         }
         wire.ask(connection, node.key, request)
         connection.sendall(DATA[:100_000])

@@ -15,6 +15,7 @@ from trainsync.checkpoint.memory.neighbour.roster import Keeper
 from trainsync.checkpoint.memory.neighbour.wire import NeighbourError
 from trainsync.checkpoint.memory.reuse import open_whole
 from trainsync.failpoints import failpoint
+from trainsync.storage import digest
 from trainsync.storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
@@ -182,7 +183,7 @@ class Copier:
             return False
         except OSError as error:
             raise NeighbourError(f"{file.path} cannot be read: {error}") from error
-        about = file.describe(file)
+        about = self._about(file)
         if len(about) > wire.LONGEST_ABOUT:
             self._say(
                 "about",
@@ -200,6 +201,7 @@ class Copier:
             "bytes": file.bytes,
             "digest": file.digest,
             "about": len(about),
+            "about_digest": digest.manifest_digest(about),
         }
         with opened, wire.connect((partner.address, partner.port)) as connection:
             failpoint("neighbour.asking")
@@ -209,6 +211,13 @@ class Copier:
             wire.receive(connection, "kept")
             failpoint("neighbour.copied")
         return True
+
+    def _about(self, file: SealedFile) -> bytes:
+        try:
+            return file.describe(file)
+        except Exception as error:  # noqa: BLE001 - a load needs the file alone
+            self._say("described", f"a copy of {file.participant} serves loads alone: {error!r}")
+            return b""
 
     def _sent(self, count: int) -> None:
         failpoint("neighbour.sending")

@@ -183,7 +183,7 @@ class MemoryServer:
             return
         try:
             step, size = int(request["step"]), int(request["bytes"])
-            more = int(request["about"])
+            more, told_digest = int(request["about"]), str(request["about_digest"])
             participant = Participant(str(request["component"]), int(request["rank"]))
             wanted = str(request["digest"])
         except (KeyError, TypeError, ValueError) as error:
@@ -215,6 +215,8 @@ class MemoryServer:
             cause = ""
             if found != wanted:
                 cause = f"its digest is {found}, expected {wanted}"
+            elif digest.manifest_digest(bytes(about)) != told_digest:
+                cause = "what is told beside it came damaged"
             elif file.whole_bytes != size:
                 cause = "there is no room for it"
             if cause:

@@ -6,10 +6,10 @@ request::
     server  challenge {nonce}
     client  hello {version, want: get, digest, nonce, proof}
             hello {version, want: put, attempt, incarnation, step, component, rank, bytes, digest,
-                   about, nonce, proof}
+                   about, about_digest, nonce, proof}
     server  welcome {bytes, proof}, or refused {cause}
             then the file's bytes: of a get from the server, of a put from the client, which sends
-            ``about`` more bytes: `trainsync.checkpoint.rescue.messages.AboutCopy`
+            ``about`` more bytes: `trainsync.checkpoint.rescue.messages.AboutCopy`, of that digest
     server  kept {}, or refused {cause}: after a put
 
 The proof is HMAC-SHA256(key, JSON[role, server's nonce, client's nonce, frame without proof]). The
@@ -37,7 +37,7 @@ VERSION: Final = 2
 SILENCE_SECONDS: Final = 10.0
 """A side that neither sends nor takes a byte for so long is given up."""
 
-LONGEST_ABOUT: Final = 64 << 20
+LONGEST_ABOUT: Final = 16 << 20
 """Bytes that may follow a file."""
 
 _MAX_FRAME: Final = 4 << 10

@@ -48,6 +48,10 @@ class SaveRecords(Protocol):
         """Say that of one."""
         ...
 
+    def has_rescue(self, participant: Participant) -> bool:
+        """Whether that is said of one."""
+        ...
+
     def want_copies(self) -> None:
         """Say that no process of the save's incarnation lives any more, so that parts of which
         nothing is heard may be written from copies in memory."""

@@ -58,6 +58,10 @@ class VolumeRecords:
         """See `SaveRecords`."""
         receipts.write_rescue(self._directory, rescue)
 
+    def has_rescue(self, participant: Participant) -> bool:
+        """See `SaveRecords`."""
+        return atomic.is_there(self._directory.rescue(participant.component, participant.rank))
+
     def want_copies(self) -> None:
         """See `SaveRecords`."""
         receipts.want_copies(self._directory)

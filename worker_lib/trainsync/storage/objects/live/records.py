@@ -123,6 +123,10 @@ class StoredRecords:
         """Put ``rescue``; the first one of a participant stands."""
         self._once(names.rescue(self.folder, rescue.participant), _RESCUE, rescue)
 
+    def has_rescue(self, participant: Participant) -> bool:
+        """Whether that is said of the participant."""
+        return self.bucket.size(names.rescue(self.folder, participant)) is not None
+
     def want_copies(self) -> None:
         """Let what has copies of parts write them."""
         with suppress(ObjectExistsError):
