@@ -73,6 +73,7 @@ POINTS: Final = {
     SERVER: (
         "pausing",  # before the server is paused
         "paused",
+        "bucket",  # SGLang has loaded one, by a route of buckets; once for each
         "loaded",  # it has the weights, under the old name
         "named",  # it says that it has the version
         "resuming",  # before it goes on
