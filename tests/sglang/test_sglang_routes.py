@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
@@ -64,7 +64,7 @@ def test_a_server_serves_each_version_that_is_staged(
         assert by_disk.checksums() == by_route
 
 
-@_ROUTES
+@pytest.mark.parametrize("route", get_args(SGLangRoute))
 def test_a_request_that_runs_goes_on_with_the_new_weights(
     route: SGLangRoute,
     server: Server,
