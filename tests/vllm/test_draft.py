@@ -132,12 +132,12 @@ def test_a_draft_model_is_loaded_in_the_pause_of_a_target_that_was_prepared(
 def test_a_draft_model_is_refused_by_a_server_that_has_none(
     server: Server, model: Path, area: StagingArea, serves: Serves
 ) -> None:
-    one, two = version_of(model, 1), version_of(model, 2)
+    one, two = version_of(model, 81), version_of(model, 82)
     with VLLMServer(server.url, timeout=CALL_SECONDS) as driver:
-        driver.update(1, area.stage(1, one))
+        driver.update(81, area.stage(81, one))
         with pytest.raises(UpdateRefusedError, match=r"tensors draft\.\* .* has no draft model"):
-            driver.update(2, area.stage(2, {**two, **_as_draft(two)}))
-        assert driver.version() == 1
+            driver.update(82, area.stage(82, {**two, **_as_draft(two)}))
+        assert driver.version() == 81
         assert not driver.is_paused()
     assert serves(server, model, one)
 
