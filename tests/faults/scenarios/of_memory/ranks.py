@@ -119,7 +119,7 @@ def _await_took(attempt: Attempt, rank: int, size: int) -> None:
     while _took(attempt, rank) < size:
         if time.monotonic() > end:
             raise BrokenError(f"rank {rank} has not taken {size} bytes, which lie in its memory")
-        time.sleep(0.01)
+        time.sleep(0.01)  # polling interval
 
 
 def _is_complete(trial: Trial, step: int) -> bool:

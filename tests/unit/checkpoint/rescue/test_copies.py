@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from trainsync.checkpoint.rescue.copies import offer, rescue_all
 from trainsync.checkpoint.rescue.messages import KeptPart, PartKey, PartTold
-from trainsync.checkpoint.save.places.volume import VolumeRecords
+from trainsync.checkpoint.save.places.volume import VolumePlace, VolumeRecords
 from trainsync.storage.saves import receipts
 from trainsync.storage.saves.receipts import Participant, Rescue, SaveOutcome
 
@@ -143,12 +143,12 @@ def test_a_rank_s_own_part_is_finished_beside_copies_of_another_one_s(tmp_path: 
     def told(part: PartKey, kept: KeptPart, copied_from: str | None = None) -> PartTold:
         return PartTold(change="kept", part=part, kept=kept, copied_from=copied_from)
 
-    def place_of(writer: str) -> object:
+    def place_of(writer: str) -> VolumePlace:
         asked.append(writer)
         return saving.place
 
     rescue_all(
-        place_of,  # type: ignore[arg-type]
+        place_of,
         "own",
         [told(part_of(5, 0), own), told(part_of(5, 1), other, "other")],
     )

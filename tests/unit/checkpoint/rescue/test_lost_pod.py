@@ -80,11 +80,12 @@ class Pods:
         for rank in self.ranks:
             rank.start()
 
-    def copied(self, rank: int, step: int) -> bool:
-        """Whether the other one has a copy of what this one keeps."""
+    def await_copied(self, rank: int) -> None:
+        """Wait until this one stands still in its second save, of which the other has a copy."""
+        eventually((self.directory / f"still-{rank}").exists, 60)
         guests = memory_of(self.directory, 1 - rank).guests
         assert guests is not None
-        return any(kept.step == step and kept.digest for kept in guests.files())
+        eventually(lambda: any(one.step == STEP and one.digest for one in guests.files()), 30)
 
     def lose(self, rank: int) -> None:
         """With all of its processes, and its memory."""
@@ -116,8 +117,7 @@ def test_a_save_whose_pod_is_lost_is_committed_if_its_neighbour_has_a_copy(
 ) -> None:
     try:
         for rank in range(2):
-            eventually(lambda: (pods.directory / f"still-{rank}").exists(), 60)  # noqa: B023
-            eventually(lambda: pods.copied(rank, STEP), 30)  # noqa: B023
+            pods.await_copied(rank)
         if not is_copied:
             guests = memory_of(pods.directory, 0).guests
             assert guests is not None

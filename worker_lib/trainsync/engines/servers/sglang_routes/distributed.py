@@ -10,7 +10,7 @@ from trainsync.engines.servers.errors import ServerError
 from trainsync.engines.servers.sglang_routes.base import LaidVersion, ServerFacts
 from trainsync.engines.servers.sglang_routes.buckets import TensorBucket, in_buckets
 from trainsync.engines.servers.sglang_routes.group import ServerGroup
-from trainsync.engines.servers.sglang_routes.session import load_in_session
+from trainsync.engines.servers.sglang_routes.session import BucketedVersion
 from trainsync.weights.staging.index import StagedIndex
 
 
@@ -38,24 +38,21 @@ class DistributedRoute:
         facts = ServerFacts.of_one_engine(info, "distributed")
         buckets = in_buckets(tensors, self._bucket_bytes)
         buffer = torch.empty(max(bucket.size for bucket in buckets), dtype=torch.uint8)
-        buckets[0].pack(tensors, buffer)
         if self._group is None or not self._group.is_of(facts):
-            self.leave()
+            self._leave()
             self._group = ServerGroup(self._calls, facts, self._timeout, deadline)
-        return _Broadcasts(self, self._calls, tensors, buckets, buffer)
+        group = self._group
 
-    def broadcast(
-        self, bucket: TensorBucket, data: torch.Tensor, *, flush: bool, deadline: float
-    ) -> None:
-        """See `ServerGroup.broadcast`; a group that failed is left."""
-        assert self._group is not None, "made by lay"
-        try:
-            self._group.broadcast(bucket, data, flush=flush, deadline=deadline)
-        except ServerError:
-            self.leave()
-            raise
+        def send(bucket: TensorBucket, last: bool, deadline: float) -> None:
+            try:
+                group.broadcast(bucket, buffer[: bucket.size], flush=last, deadline=deadline)
+            except ServerError:
+                self._leave()
+                raise
 
-    def leave(self) -> None:
+        return BucketedVersion(self._calls, tensors, buckets, buffer, send)
+
+    def _leave(self) -> None:
         """Give the group up, if there is one."""
         group, self._group = self._group, None
         if group is not None:
@@ -63,32 +60,4 @@ class DistributedRoute:
 
     def close(self) -> None:
         """See `Route`."""
-        self.leave()
-
-
-class _Broadcasts:
-    def __init__(
-        self,
-        route: DistributedRoute,
-        calls: ServerCalls,
-        tensors: Mapping[str, torch.Tensor],
-        buckets: list[TensorBucket],
-        buffer: torch.Tensor,
-    ) -> None:
-        self._route = route
-        self._calls = calls
-        self._tensors = tensors
-        self._buckets = buckets
-        self._buffer = buffer
-
-    def load(self, tag: str, deadline: float) -> None:
-        def send(bucket: TensorBucket, last: bool) -> None:
-            data = self._buffer[: bucket.size]
-            if bucket is not self._buckets[0]:
-                bucket.pack(self._tensors, data)
-            self._route.broadcast(bucket, data, flush=last, deadline=deadline)
-
-        load_in_session(self._calls, self._buckets, send, tag, deadline)
-
-    def close(self) -> None:
-        self._tensors = {}
+        self._leave()

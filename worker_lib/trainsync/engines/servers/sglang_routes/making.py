@@ -1,15 +1,13 @@
 """Makes the route of a name."""
 
 from pathlib import Path
-from typing import Final
+from typing import get_args
 
 from trainsync.engines.servers.calls import ServerCalls
 from trainsync.engines.servers.sglang_routes.base import Route, SGLangRoute
 from trainsync.engines.servers.sglang_routes.disk import DiskRoute
 from trainsync.engines.servers.sglang_routes.distributed import DistributedRoute
 from trainsync.engines.servers.sglang_routes.tensor import TensorRoute
-
-ROUTES: Final[tuple[SGLangRoute, ...]] = ("disk", "tensor", "distributed")
 
 
 def route_of(
@@ -31,4 +29,4 @@ def route_of(
         return TensorRoute(calls, bucket_bytes)
     if name == "distributed":
         return DistributedRoute(calls, bucket_bytes, timeout)
-    raise ValueError(f"SGLang has no route {name!r}: {', '.join(ROUTES)}")
+    raise ValueError(f"SGLang has no route {name!r}: {', '.join(get_args(SGLangRoute))}")

@@ -1,8 +1,10 @@
 """SGLang's session of an update: it unpacks its weights, takes buckets, and packs them again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
+
+import torch
 
 from trainsync.engines.servers.calls import ServerCalls
 from trainsync.engines.servers.errors import KEPT, ServerError
@@ -15,28 +17,59 @@ _END: Final = "/end_weight_update"
 _NAME: Final = "/update_weight_version"
 _OPEN: Final = "session is already open"
 
-Send = Callable[[TensorBucket, bool], None]
-"""Lets the server load a bucket; with the last one it flushes its cache. Raises `ServerError`."""
+Send = Callable[[TensorBucket, bool, float], None]
+"""Lets the server load a packed bucket, by a deadline; with the last one (True) the server flushes
+its cache. Raises `ServerError`."""
 
 
-def load_in_session(
-    calls: ServerCalls, buckets: Sequence[TensorBucket], send: Send, tag: str, deadline: float
-) -> None:
-    """Load the buckets, and name them once all of it is in place.
+class BucketedVersion:
+    """A version that goes bucket by bucket through one buffer: see `LaidVersion`.
 
-    A session that fails is left open, as the server is left paused: the next one ends it first.
+    The first bucket is packed at once, while the server serves.
 
-    Raises:
-        ServerError: the server did not take all of it; see `LaidVersion.load`.
+    Args:
+        buffer: uint8, as many bytes as the largest bucket has.
+        send: for a bucket that lies in the buffer.
+        close: gives back what the buffer is in.
     """
-    _begin(calls, deadline)
-    for number, bucket in enumerate(buckets, start=1):
-        send(bucket, number == len(buckets))
-        failpoint("server.bucket")
-    succeed(calls, _END, deadline, {})
-    # Else SGLang ends the requests that wait for the end of the pause.
-    name = {"new_version": tag, "abort_all_requests": False}
-    succeed(calls, _NAME, deadline, name)
+
+    def __init__(
+        self,
+        calls: ServerCalls,
+        tensors: Mapping[str, torch.Tensor],
+        buckets: Sequence[TensorBucket],
+        buffer: torch.Tensor,
+        send: Send,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._calls = calls
+        self._tensors = tensors
+        self._buckets = buckets
+        self._buffer = buffer
+        self._send = send
+        self._close = close
+        buckets[0].pack(tensors, buffer)
+
+    def load(self, tag: str, deadline: float) -> None:
+        """See `LaidVersion`. Buckets are named once all of them are in place.
+
+        A session that fails is left open, as the server is left paused: the next one ends it first.
+        """
+        _begin(self._calls, deadline)
+        for number, bucket in enumerate(self._buckets):
+            if number > 0:
+                bucket.pack(self._tensors, self._buffer)
+            self._send(bucket, number == len(self._buckets) - 1, deadline)
+            failpoint("server.bucket")
+        succeed(self._calls, _END, deadline, {})
+        # Else SGLang ends the requests that wait for the end of the pause.
+        name = {"new_version": tag, "abort_all_requests": False}
+        succeed(self._calls, _NAME, deadline, name)
+
+    def close(self) -> None:
+        """See `LaidVersion`."""
+        self._tensors, self._buffer = {}, torch.empty(0, dtype=torch.uint8)
+        self._close()
 
 
 def _begin(calls: ServerCalls, deadline: float) -> None:

@@ -11,7 +11,7 @@ from trainsync.engines.servers.sglang_routes.answers import succeed
 from trainsync.engines.servers.sglang_routes.base import LaidVersion, ServerFacts
 from trainsync.engines.servers.sglang_routes.buckets import TensorBucket, in_buckets
 from trainsync.engines.servers.sglang_routes.handles import SharedBucket
-from trainsync.engines.servers.sglang_routes.session import load_in_session
+from trainsync.engines.servers.sglang_routes.session import BucketedVersion
 from trainsync.weights.staging.index import StagedIndex
 
 _UPDATE: Final = "/update_weights_from_tensor"
@@ -35,39 +35,14 @@ class TensorRoute:
         facts = ServerFacts.of_one_engine(info, "tensor")
         buckets = in_buckets(tensors, self._bucket_bytes)
         shared = SharedBucket(max(bucket.size for bucket in buckets))
-        buckets[0].pack(tensors, shared.data)
-        return _Shared(self._calls, facts.ranks, tensors, buckets, shared)
+
+        def send(bucket: TensorBucket, last: bool, deadline: float) -> None:
+            handle = base64.b64encode(shared.handle(bucket, facts.ranks)).decode()
+            # Each rank unpickles the one of its number.
+            body = {"serialized_named_tensors": [handle] * facts.ranks, "flush_cache": last}
+            succeed(self._calls, _UPDATE, deadline, body)
+
+        return BucketedVersion(self._calls, tensors, buckets, shared.data, send, shared.close)
 
     def close(self) -> None:
         """See `Route`."""
-
-
-class _Shared:
-    def __init__(
-        self,
-        calls: ServerCalls,
-        ranks: int,
-        tensors: Mapping[str, torch.Tensor],
-        buckets: list[TensorBucket],
-        shared: SharedBucket,
-    ) -> None:
-        self._calls = calls
-        self._ranks = ranks
-        self._tensors = tensors
-        self._buckets = buckets
-        self._shared = shared
-
-    def load(self, tag: str, deadline: float) -> None:
-        def send(bucket: TensorBucket, last: bool) -> None:
-            if bucket is not self._buckets[0]:
-                bucket.pack(self._tensors, self._shared.data)
-            handle = base64.b64encode(self._shared.handle(bucket, self._ranks)).decode()
-            # Each rank unpickles the one of its number.
-            body = {"serialized_named_tensors": [handle] * self._ranks, "flush_cache": last}
-            succeed(self._calls, _UPDATE, deadline, body)
-
-        load_in_session(self._calls, self._buckets, send, tag, deadline)
-
-    def close(self) -> None:
-        self._tensors = {}
-        self._shared.close()
