@@ -45,6 +45,10 @@ def train(
         trainers.call("publish")
         probes.expect(version, trainers.call("probe")[0])
 
+    def check() -> None:
+        explorers.check()
+        trainers.check()
+
     constants = {"probe_tolerance": PROBE_TOLERANCE}
     if start:
         constants["resumed_step"] = float(start)
@@ -55,7 +59,7 @@ def train(
         publish,
         step=start,
         batches_per_step=config.explorers,
-        meanwhile=explorers.check,
+        meanwhile=check,
         keep_batches=True,  # an explorer draws its prompts by the number of its turn
     )
     explorers.start()

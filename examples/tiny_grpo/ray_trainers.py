@@ -33,6 +33,7 @@ _END_SECONDS: Final = 30.0  # for killed ranks to be gone
 # For a pod's Ray to accept a connection. Ray itself takes half a minute to call a node dead.
 _CONNECT_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.5  # between two looks for new pods
+_CHECK_SECONDS: Final = 1.0  # for idle ranks to say that they live
 
 
 @dataclass
@@ -124,6 +125,7 @@ class RayTrainers:
         self._places = places
         self._config = config
         self._actors: list[Any] = []
+        self._asked: list[Any] = []  # answers of `check` that have not come yet
         shares = 2 if places.warm else 1
         self._options = actor_options(ctx, config, RAY_RESOURCE_TRAINER, shares)
         try:
@@ -148,6 +150,16 @@ class RayTrainers:
         if method == "step" and self._places.warm and not self._places.spares:
             self._warm_up()  # not before the first step, which needs the cores
         return answers
+
+    def check(self) -> None:
+        """See `Trainers`; raises what `call` raises.
+
+        Explorers may wait for weights that were lost with a rank's pod: then nothing else would
+        tell of the loss.
+        """
+        asked = self._asked or [actor.node.remote() for actor in self._actors]
+        done, self._asked = ray.wait(asked, num_returns=len(asked), timeout=_CHECK_SECONDS)
+        self._together(done)
 
     def close(self) -> None:
         """End the ranks that live, and wait until they are gone.

@@ -27,6 +27,9 @@ class TorchrunTrainers:
         dist.broadcast_object_list([(method, arguments)], src=0, group=self._group)
         return self._run((method, arguments))
 
+    def check(self) -> None:
+        """See `Trainers`: torchrun ends this process when another rank dies."""
+
     def follow(self) -> None:
         """Run rank 0's calls until `dismiss`; on the other ranks only."""
         while True:

@@ -17,3 +17,7 @@ class Trainers(Protocol):
         The error or death of a rank is raised here or ends the process.
         """
         ...
+
+    def check(self) -> None:
+        """See that all ranks live, while none of them is called."""
+        ...

@@ -1,5 +1,8 @@
 """A trainer's Ray node is killed, as with its pod, and another comes: the run goes on in place."""
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,6 +21,7 @@ from tests.distributed.tiny_run import CONFIG, PYTHONPATH, Run, wait_until
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
 
 STEPS = 24
+QUIET_SECONDS = 3.0  # many steps: the batches in store are used up then
 SMALL = replace(CONFIG, steps=STEPS)
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 OF_TRAINER = {RAY_RESOURCE_TRAINER: 1}
@@ -76,10 +80,16 @@ def test_a_run_that_loses_a_trainers_pod_goes_on_in_the_pod_that_takes_its_place
     }
     process = run.start("tiny_grpo.train", config=SMALL)
     wait_until(lambda: max(run.committed, default=0) >= 5)
+    # They may wait for weights that are lost with the trainer: no batch comes, and no call of the
+    # trainers is due that would tell the driver of the loss.
+    explorers = run.started[0].explorer_pids
+    _signal(explorers, signal.SIGSTOP)
+    wait_until(lambda: time.time() - run.history.stat().st_mtime > QUIET_SECONDS)
     ray_pods.lose()
     ray_pods.replace()
+    wait_until(lambda: "start in new pods" in run.log.read_text())
+    _signal(explorers, signal.SIGCONT)
     assert run.end(process) == 0, run.log.read_text()[-6000:]
-    assert "start in new pods" in run.log.read_text()
     first, second = run.started
     assert (first.step, second.attempt) == (0, 0)
     assert second.step >= 5
@@ -94,6 +104,11 @@ def test_a_run_that_loses_a_trainers_pod_goes_on_in_the_pod_that_takes_its_place
     with pytest.raises(PodLostError) as told:
         await_pods(RankPlaces(nodes=[*places.nodes, *_trainers()]), lost, 1.0, RAY_RESOURCE_TRAINER)
     assert told.value is lost
+
+
+def _signal(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        os.kill(pid, number)
 
 
 def _is_dead(node: str) -> bool:

@@ -76,7 +76,8 @@ class TrainerPace:
         batches_per_step: how many explorers' batches one step trains on. With style ``fixed``, as
             many as there are explorers.
         meanwhile: called every few seconds while there is nothing to train on; what it raises
-            ends the wait. It may look after the explorers' processes.
+            ends the wait. It may look after the processes of explorers and trainers: explorers can
+            wait for weights that a trainer took with it when it died.
         keep_batches: after a restart in place, train on the batches that explorers made or were
             making before; else they are thrown away. Where prompts follow from `Turn.number`, those
             are kept if no trained step is lost; with ``cursor``, all but those of weights that are
