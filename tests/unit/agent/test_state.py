@@ -16,6 +16,7 @@ from trainsync.agent.state import (
     UpdateOutcome,
 )
 from trainsync.agent.version import Version, on_volume
+from trainsync.engines.servers.tags import ASLEEP, DISCARDED
 
 _LIMITS = ReadinessLimits(max_staleness=1, serve_before_first=False, blind_seconds=60)
 _BASE = ReportedWeights("default", paused=False)
@@ -150,6 +151,35 @@ def test_a_newer_version_is_tried_soon_after_an_older_one_was_refused() -> None:
     assert state.wanted(100 + FIRST_WAIT_SECONDS) == version(8)
 
 
+def test_a_server_that_sleeps_is_left_alone_and_one_that_wakes_up_is_brought_to_the_newest() -> (
+    None
+):
+    sixth, seventh = version(6), version(7)
+    asleep = serving(sixth.tag, sixth).saw(ReportedWeights(ASLEEP, paused=True))
+    assert asleep.unready(_LIMITS, 0) == "the server is asleep"
+    later = asleep.found(seventh, 1)
+    for state in (asleep, later):
+        assert (state.wanted(1), state.doubtful(1)) == (None, None)
+    assert later.ahead(1) == seventh, "it is fetched meanwhile"
+    kept = later.saw(ReportedWeights(sixth.tag, paused=False))
+    assert kept.wanted(1) == seventh
+    same = asleep.saw(ReportedWeights(sixth.tag, paused=False))
+    assert (same.wanted(1), same.doubtful(1)) == (None, sixth), "what it kept is proven again"
+    lost = asleep.saw(ReportedWeights(DISCARDED, paused=False))
+    assert lost.wanted(1) == sixth
+    assert lost.unready(_LIMITS, 1) is not None
+
+
+def test_sleep_is_no_restart_of_a_server_that_is_to_be_started_anew() -> None:
+    seventh = version(7)
+    state = serving("default").found(seventh, 0)
+    for _ in range(2):
+        state = loaded(state, seventh, Verdict.REFUTED)
+        state = state.failed(seventh, UpdateOutcome.REFUTED, "no", 0)
+    assert state.hopeless is not None
+    assert state.saw(ReportedWeights(ASLEEP, paused=True)).hopeless is not None
+
+
 def test_a_server_left_paused_is_updated_at_once_and_then_with_waits() -> None:
     state = serving("default", version(7)).failed(version(7), UpdateOutcome.PAUSED, "hung", 5)
     assert state.wanted(5) == version(7)
@@ -268,7 +298,9 @@ def test_what_was_proven_holds_while_the_server_refuses_another_version_and_no_l
 
 
 _VERSIONS = st.builds(version, st.integers(0, 4), st.integers(0, 2), st.sampled_from(["a", "b"]))
-_TAGS = st.one_of(st.just("default"), st.just("3"), _VERSIONS.map(lambda each: each.tag))
+_TAGS = st.one_of(
+    st.sampled_from(["default", "3", ASLEEP, DISCARDED]), _VERSIONS.map(lambda each: each.tag)
+)
 _STEPS = st.one_of(
     st.tuples(st.just("found"), _VERSIONS),
     st.tuples(st.just("saw"), st.builds(ReportedWeights, _TAGS, st.booleans())),
@@ -326,11 +358,12 @@ def test_a_ready_server_has_weights_of_the_runs_attempt_within_the_staleness(
             assert state.version is not None
             assert 0 <= newest.step - state.version <= staleness
         if newest is not None and server is not None and state.phase is AgentPhase.WAITING:
-            # Whatever happened, the server has the newest weights, or gets them within a minute.
+            # Whatever happened, the server has the newest weights, or gets them within a minute, or
+            # as soon as it wakes up.
             later = now + LONGEST_WAIT_SECONDS
             has = server.tag == newest.tag and not server.paused
-            settled = (has and not state.quarantined) or state.missing
+            settled = (has and not state.quarantined) or state.missing or server.asleep
             assert settled == (state.wanted(later) is None)
             # And what it has is judged.
-            doubtful = settled and not state.missing and server.tag != admitted
+            doubtful = has and settled and not state.missing and server.tag != admitted
             assert doubtful == (state.doubtful(later) is not None)

@@ -171,6 +171,9 @@ class Follower:
             why = f"the server does not answer: {state.server_error}"
             request.answer(None, why if server is None else "no version is committed yet")
             return
+        if server.asleep:
+            request.answer(None, "the server is asleep")
+            return
         if state.lacks(version):
             failure = state.failure  # else it would be brought now
             why = "" if failure is None else f", which failed: {failure.message}"

@@ -7,7 +7,7 @@ from typing import Final
 
 from trainsync.agent.admission.judgement import Judgement, Verdict
 from trainsync.agent.version import Version
-from trainsync.engines.servers.tags import version_in
+from trainsync.engines.servers.tags import ASLEEP, version_in
 
 FIRST_WAIT_SECONDS: Final = 1.0
 LONGEST_WAIT_SECONDS: Final = 60.0
@@ -73,6 +73,11 @@ class ReportedWeights:
 
     tag: str
     paused: bool
+
+    @property
+    def asleep(self) -> bool:
+        """Whether its memory sleeps."""
+        return self.tag == ASLEEP
 
 
 @dataclass(frozen=True)
@@ -171,7 +176,8 @@ class AgentState:
         state = replace(
             self, server=server, server_error=None, failure=failure, judgement=judgement
         )
-        return state if version_in(server.tag) is not None else state._began()
+        same = server.asleep or version_in(server.tag) is not None
+        return state if same else state._began()
 
     def _began(self) -> "AgentState":
         """The server has no weights of a trainer: it was started, perhaps in place of another."""
@@ -274,7 +280,7 @@ class AgentState:
 
     def lacks(self, version: Version) -> bool:
         """Whether a server that answers is to be loaded with a version."""
-        if self.server is None:
+        if self.server is None or self.server.asleep:
             return False
         if self.server.tag != version.tag or self.server.paused:
             return True
@@ -286,14 +292,16 @@ class AgentState:
         return newest if newest is not None and self.lacks(newest) else None
 
     def ahead(self, now: float) -> Version | None:
-        """The version to stage while the server is away, as at its start; None: there is none."""
-        is_away = self.server is None and self.server_error != _NOT_ASKED
+        """The version to stage while the server is away, as at its start, or asleep; None: there
+        is none."""
+        server = self.server
+        is_away = self.server_error != _NOT_ASKED if server is None else server.asleep
         return self._due(now) if is_away else None
 
     def doubtful(self, now: float) -> Version | None:
         """The version that the server has and is to be proven for now; None: there is none."""
-        newest = self._due(now)
-        if newest is None or self.server is None or self.lacks(newest):
+        newest, server = self._due(now), self.server
+        if newest is None or server is None or server.asleep or self.lacks(newest):
             return None
         judgement = self.judged_now
         return None if judgement is not None and judgement.admits else newest
@@ -319,6 +327,8 @@ class AgentState:
             return "the server's weights are being proven"
         if self.server is None:
             return f"the server does not answer: {self.server_error}"
+        if self.server.asleep:
+            return "the server is asleep"
         if self.server.paused:
             return "the server is paused"
         if self.looked_at is None:

@@ -6,6 +6,12 @@ With the digest, two versions of one number are told apart: those of a step that
 import re
 from typing import Final
 
+ASLEEP: Final = "asleep"
+"""Of a server whose memory sleeps, as vLLM's may: it gets no version before it wakes up."""
+
+DISCARDED: Final = "discarded"
+"""Of weights whose memory was given up while the server slept."""
+
 _DIGITS: Final = 16
 _TAG: Final = re.compile(rf"(0|[1-9][0-9]*)(?:-[0-9a-f]{{{_DIGITS}}})?")
 

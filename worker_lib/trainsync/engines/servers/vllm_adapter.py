@@ -20,7 +20,7 @@ from trainsync.engines.servers.adapter import CHECK_ADAPTER, CONFIG, FORGET_ADAP
 from trainsync.engines.servers.base import PauseMode, Update
 from trainsync.engines.servers.errors import KEPT, ServerError
 from trainsync.engines.servers.place import place_of
-from trainsync.engines.servers.tags import version_in
+from trainsync.engines.servers.tags import DISCARDED, version_in
 from trainsync.engines.servers.vllm import VLLMServer
 from trainsync.weights.errors import WeightsError
 from trainsync.weights.staging.index import StagedReference
@@ -86,6 +86,11 @@ class VLLMAdapterServer(VLLMServer):
 
     def _look(self, staged: StagedReference, deadline: float) -> None:
         """Lay the version, and let each worker load it, which serves on."""
+        if super().tag() == DISCARDED:
+            raise ServerError(
+                f"{self._calls.name} slept at level 2, which discards the base model: start it "
+                "anew, and let it sleep at level 1"
+            )
         if self._calls.status("GET", _LOAD, deadline) == HTTPStatus.NOT_FOUND:
             raise ServerError(
                 f"{self._calls.name} takes no adapters: start it with --enable-lora and "

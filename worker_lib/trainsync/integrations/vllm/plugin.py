@@ -4,6 +4,7 @@ from contextlib import suppress
 from typing import Final
 
 from trainsync.integrations.vllm.replies import read_all_replies
+from trainsync.integrations.vllm.sleeping import note_sleep
 
 BACKEND: Final = "trainsync"
 """For ``--weight-transfer-config '{"backend": "trainsync"}'``."""
@@ -23,6 +24,11 @@ def register() -> None:
         from vllm.v1.executor import multiproc_executor
 
         read_all_replies(multiproc_executor)
+    with suppress(ImportError):
+        from vllm.v1.engine.core import EngineCore
+        from vllm.v1.executor.abstract import Executor
+
+        note_sleep(EngineCore, Executor, BACKEND)
     with suppress(ValueError):  # it is registered already
         WeightTransferEngineFactory.register_engine(
             BACKEND, "trainsync.integrations.vllm.transfer", "TrainsyncEngine"

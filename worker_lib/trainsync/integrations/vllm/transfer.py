@@ -74,6 +74,7 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         self._preparing: PreparingThread | None = None
         self._retired = Retired()
         self._loaded = False
+        self._asleep = False
         self._takes = Taken(self.model_config)
         self._target = LoadedModel(model, self.model_config)
         self._target.look_at_checkpoint()
@@ -84,12 +85,20 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         self._draft: LoadedModel | None = None
         worker_calls.add()
 
+    def note_sleep(self, *, asleep: bool) -> None:
+        """The memory of the weights is about to be freed, or is there again."""
+        self._asleep = asleep
+        if asleep:
+            self.abandon()
+
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Map a staged version and check that it fits, so that the pause need not wait for that.
 
         Raises:
+            EngineUpdateError: the weights sleep. Nothing has changed.
             WeightsError: it cannot be loaded. Nothing has changed.
         """
+        self._check_awake()
         reference = _reference(init_info)
         if self._staged is not None and self._staged[0] == reference:
             return  # what was prepared of it is kept
@@ -147,12 +156,13 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         No other one: a worker that refuses it now may be one of several, and the others load it.
 
         Raises:
-            EngineUpdateError: it is not that version, or brings weights of a draft model that vLLM
-                has not told of, and the model has the weights that it had; or its preparation does
-                not end, and it has, too, but other workers may not; or loading failed half-way. The
-                message says so of the first alone: after the others the model must not be used
-                before another version is loaded.
+            EngineUpdateError: the weights sleep, or it is not that version, or brings weights of a
+                draft model that vLLM has not told of, and the model has the weights that it had; or
+                its preparation does not end, and it has, too, but other workers may not; or loading
+                failed half-way. The message says so of the first alone: after the others the model
+                must not be used before another version is loaded.
         """
+        self._check_awake()
         reference = _reference(update_info)
         prepared, self._staged = self._staged, None
         if prepared is None or prepared[0] != reference:
@@ -194,6 +204,12 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         """Let go of staged memory, and of prepared weights."""
         self._staged = None
         self.abandon()
+
+    def _check_awake(self) -> None:
+        if self._asleep:
+            raise EngineUpdateError(
+                f"{KEPT}: the server sleeps, and its weights are not in memory; expected wake_up"
+            )
 
     def _open(self, reference: StagedReference) -> StagedVersion:
         rank = self.parallel_config.node_rank

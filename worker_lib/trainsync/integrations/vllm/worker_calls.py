@@ -1,4 +1,5 @@
-"""Methods of vLLM's workers by which a version is prepared, or an adapter read, while they serve.
+"""Methods of vLLM's workers by which a version is prepared, or an adapter read, while they serve;
+and by which they hear that they sleep.
 
 vLLM's weight transfer has no call for it: a call of an engine answers nothing, and holds up the
 worker until it returns. vLLM's ``collective_rpc`` calls these by their names, and passes answers
@@ -15,6 +16,7 @@ from trainsync.engines.errors import EngineUpdateError
 from trainsync.engines.servers.adapter import CHECK_ADAPTER, FORGET_ADAPTERS
 from trainsync.engines.servers.preparing import ABANDON, PREPARE, PREPARED
 from trainsync.integrations.vllm.adapter_check import misfit
+from trainsync.integrations.vllm.sleeping import NOTE_SLEEP
 from trainsync.weights.errors import SchemaMismatchError
 
 
@@ -55,12 +57,18 @@ def _forget_adapters(worker: Any) -> bool:
     return True
 
 
+def _note_sleep(worker: Any, asleep: bool) -> bool:
+    worker.weight_transfer_engine.note_sleep(asleep=asleep)
+    return True
+
+
 _METHODS: Final[dict[str, Callable[..., Any]]] = {
     PREPARE: _prepare,
     PREPARED: _prepared,
     ABANDON: _abandon,
     CHECK_ADAPTER: _check_adapter,
     FORGET_ADAPTERS: _forget_adapters,
+    NOTE_SLEEP: _note_sleep,
 }
 
 

@@ -1,0 +1,56 @@
+"""A server that sleeps, such as beside a trainer on one GPU, gets its versions when it wakes up."""
+
+from trainsync.engines.servers.tags import ASLEEP, DISCARDED
+
+from tests.unit.agent.conftest import Start
+from tests.unit.agent.fake_server import FakeServer
+from tests.unit.agent.runs import Run, weights_of
+from tests.unit.agent.test_proving import proof_of
+from tests.waiting import eventually
+
+_SECONDS = 60.0
+
+
+def sleep(server: FakeServer) -> None:
+    server.tag, server.paused = ASLEEP, True
+
+
+def wake_up(server: FakeServer, tag: str) -> None:
+    server.tag, server.paused = tag, False
+
+
+def test_a_sleeping_server_is_not_ready_and_not_touched_until_it_wakes_up(
+    run: Run, server: FakeServer, start: Start
+) -> None:
+    run.commit(1, proof=proof_of(1))
+    agent = start()
+    agent.until_ready_with(1)
+    tag = server.tag
+    sleep(server)
+    eventually(lambda: agent.status["notReadyBecause"] == "the server is asleep", _SECONDS)
+    run.commit(2, proof=proof_of(2))
+    # Twice the bytes: it is fetched while the server sleeps.
+    staged = "trainsync_agent_staged_bytes_total"
+    size = sum(tensor.nbytes for tensor in weights_of(1).values())
+    eventually(lambda: agent.metric(staged) == 2 * size, _SECONDS)
+    assert agent.get("/prove").json()["reason"] == "the server is asleep"
+    assert (server.loads, server.tag, server.paused) == (1, ASLEEP, True)
+    assert not agent.ready
+    assert agent.get("/server-healthz").status_code == 200
+    wake_up(server, tag)
+    agent.until_ready_with(2)
+    assert server.loads == 2
+
+
+def test_a_server_that_wakes_up_without_its_weights_gets_the_same_version_once_more(
+    run: Run, server: FakeServer, start: Start
+) -> None:
+    run.commit(1)
+    agent = start()
+    agent.until_ready_with(1)
+    sleep(server)
+    eventually(lambda: not agent.ready, _SECONDS)
+    server.weights = None
+    wake_up(server, DISCARDED)
+    agent.until_ready_with(1)
+    assert server.loads == 2
