@@ -14,6 +14,8 @@ from trainsync_operator.metrics.catalogue import RUN_LABELS as OF_A_RUN
 
 from monitoring.rules import RECORDED, Pace, alerts
 
+# Up to so many series of a metric the page does not say how many.
+_FEW: Final = 50
 _KINDS: Final = " or ".join(f"`{kind.value}`" for kind in SaveKind)
 _HEAD: Final = f"""# Metrics
 
@@ -21,19 +23,16 @@ _HEAD: Final = f"""# Metrics
 trainsync_operator.metrics.catalogue and trainsync.agent.metrics_catalogue: do not edit. -->
 
 Each run's monitor serves `/metrics` on its Service `RUN-monitor:8080`, the operator on port 8080.
-Every series of a run has the labels `namespace` and `run`: scrape with `honorLabels: true`
+Series of a run have the labels `namespace` and `run`: scrape with `honorLabels: true`
 (`honor_labels`), as the chart's ServiceMonitor does, or dashboards and alerts find nothing.
 
-- A name that ends in `_total` is a counter; the others are gauges, unless their meaning says
-  histogram.
-- The label `kind` is {_KINDS}. A number in brackets is the largest number of series of one
-  monitor, operator or run (of a histogram with each bucket); without it there is one. A label is
-  explained where it first comes.
-- A monitor's counters begin at 0 when it starts; `trainsync_weights_syncs_total`,
-  `_losses_total`, `_bytes_total` and `_resends_total` with each attempt. A gauge without a known
-  value has no series. Timestamps are Unix time.
-- With OpenMetrics and `--enable-feature=exemplar-storage`, Prometheus keeps exemplars of commits,
-  parts of saves, synchronisations and reconciles.
+- A name that ends in `_total` is a counter; others are gauges, but for histograms.
+- The label `kind` is {_KINDS}; another label is explained where it first comes. A
+  number in brackets is the most series of one monitor, operator or run, above {_FEW}.
+- A monitor's counters begin at 0 when it starts, `trainsync_weights_…_total` with each
+  attempt. A gauge without a known value has no series. Timestamps are Unix time.
+- With `--enable-feature=exemplar-storage`, Prometheus keeps exemplars of commits, parts of saves,
+  synchronisations and reconciles.
 """
 _RECORDED: Final = {
     "goodput": "share of the last hour spent on steps that count",
@@ -58,10 +57,10 @@ def page() -> str:
             "\n## Of the operator, for each run\n",
             *_items(runs, OF_A_RUN),
             "\n## Of an agent beside a server\n",
-            "On the agent's `--port` ([Servers](servers.md)), without labels of the run.\n",
+            "On the agent's `--port` ([Servers](servers.md)), without the run's labels.\n",
             *_items(AGENT),
             "\n## Recorded\n",
-            "For each run, by the rules in `charts/trainsync-operator/rules/`.\n",
+            "For each run, by the chart's `rules/`.\n",
             *(_item(f"`{name}`", _RECORDED[key]) for key, name in RECORDED.items()),
             "\n## Alerts\n",
             "With severity, and for how long its condition must hold.\n",
@@ -80,12 +79,17 @@ def _items(metrics: Sequence[Metric], common: tuple[Label, ...] = ()) -> list[st
     label is explained at its first metric."""
     lines = []
     explained: set[Label] = set()
-    for metric in metrics:
+    histograms = [metric for metric in metrics if metric.type is MetricType.HISTOGRAM]
+    for metric in [*(one for one in metrics if one not in histograms), *histograms]:
+        if metric in histograms[:1]:
+            lines.append("\nHistograms:\n")
         labels = [label for label in metric.labels if label not in common]
         series = metric.most_series // prod(label.most for label in common)
         name = f"`{metric.name}`"
         if labels:
-            name = f"`{metric.name}{{{','.join(label.name for label in labels)}}}` ({series})"
+            name = f"`{metric.name}{{{','.join(label.name for label in labels)}}}`"
+        if series > _FEW:
+            name += f" ({series})"
         lines.append(_item(name, _meaning(metric, [one for one in labels if one not in explained])))
         explained |= set(labels)
     return lines
@@ -102,6 +106,6 @@ def _item(name: str, meaning: str) -> str:
 
 
 def _meaning(metric: Metric, labels: Sequence[Label]) -> str:
-    kind = "Histogram. " if metric.type is MetricType.HISTOGRAM else ""
-    values = [f"`{label.name}`: {label.values}" for label in labels if label.name != "kind"]
-    return " ".join([f"{kind}{metric.meaning}", *(["; ".join(values)] if values else [])])
+    told = [label for label in labels if label.values and label.name != "kind"]
+    values = "; ".join(f"`{label.name}`: {label.values}" for label in told)
+    return f"{metric.meaning} {values}".rstrip()

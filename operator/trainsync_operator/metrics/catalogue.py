@@ -16,14 +16,14 @@ RUN_LABELS: Final = (
     Label("namespace", "namespace of the TrainingRun", 1),
     Label("run", "name of the TrainingRun", MOST_RUNS),
 )
-_CLUSTER: Final = Label("cluster", "name in spec.clusters", 8)
-_SERVER: Final = Label("server", "name in spec.servers", 8)
-_VERB: Final = Label("verb", "get, list, apply, apply_status, create, replace, delete", 7)
+_CLUSTER: Final = Label("cluster", "", 8)
+_SERVER: Final = Label("server", "", 8)
+_VERB: Final = Label("verb", "", 7)
 _RECONCILE_BUCKETS: Final = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
 _API_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15)
 
 # The operator itself.
-LEADER: Final = gauge("trainsync_operator_leader", "1 while this process leads, else 0.")
+LEADER: Final = gauge("trainsync_operator_leader", "1 while this process leads.")
 RECONCILES: Final = counter(
     "trainsync_operator_reconciles_total",
     "Reconciles that ended.",
@@ -41,12 +41,12 @@ DEPTH: Final = gauge("trainsync_operator_queue_depth", "Runs that wait for a wor
 RETRIES: Final = counter(
     "trainsync_operator_queue_retries_total", "Runs queued again after a failed reconcile."
 )
-BUSY: Final = gauge("trainsync_operator_workers_busy", "Workers that are reconciling a run.")
+BUSY: Final = gauge("trainsync_operator_workers_busy", "Workers that reconcile a run.")
 API_REQUESTS: Final = counter(
     "trainsync_operator_api_requests_total",
     "Requests to the API server, without watches.",
     _VERB,
-    Label("resource", "plural name of the kind, such as pods", 13),
+    Label("resource", "", 13),
     Label("code", "HTTP status, or unreachable", 16),
 )
 API_SECONDS: Final = histogram(
@@ -61,9 +61,9 @@ INFO: Final = gauge(
     "trainsync_run_info",
     "Always 1; the labels describe the run.",
     *RUN_LABELS,
-    Label("uid", "of the TrainingRun", 1),
-    Label("phase", "of the run", 1),
-    Label("attempt", "the current one", 1),
+    Label("uid", "", 1),
+    Label("phase", "", 1),
+    Label("attempt", "", 1),
 )
 PHASE: Final = gauge(
     "trainsync_run_phase",
@@ -128,10 +128,10 @@ READY_SERVERS: Final = gauge(
     "trainsync_run_ready_servers", "Servers that serve current weights.", *RUN_LABELS, _SERVER
 )
 DESIRED_SERVERS: Final = gauge(
-    "trainsync_run_desired_servers", "Servers that are asked for.", *RUN_LABELS, _SERVER
+    "trainsync_run_desired_servers", "Servers in the spec.", *RUN_LABELS, _SERVER
 )
 MONITOR_READY: Final = gauge(
-    "trainsync_run_monitor_ready", "1 while the run's monitor is ready, else 0.", *RUN_LABELS
+    "trainsync_run_monitor_ready", "1 while the run's monitor is ready.", *RUN_LABELS
 )
 CHECKPOINT_INTERVAL: Final = gauge(
     "trainsync_run_checkpoint_interval_steps",

@@ -31,7 +31,7 @@ UPDATES: Final = counter(
 )
 UPDATE_SECONDS: Final = histogram(
     "trainsync_agent_update_seconds",
-    "Time from the begin of a fetch until the server serves the version, proven.",
+    "Time from the fetch until the server serves the version, proven.",
     _FETCH_BUCKETS,
 )
 PAUSE_SECONDS: Final = histogram(
@@ -39,8 +39,7 @@ PAUSE_SECONDS: Final = histogram(
 )
 PREPARATIONS: Final = counter(
     "trainsync_agent_preparations_total",
-    "Versions that were to be prepared before the pause, with `--prepare-seconds`; what was not "
-    "prepared is loaded in the pause.",
+    "Versions to prepare before the pause (`--prepare-seconds`).",
     Label("outcome", ", ".join(PreparationOutcome), len(PreparationOutcome)),
 )
 STAGED_BYTES: Final = counter(
@@ -48,17 +47,17 @@ STAGED_BYTES: Final = counter(
 )
 FETCHED_BYTES: Final = counter(
     "trainsync_agent_fetched_bytes_total",
-    "Bytes fetched from a bucket (store), or with `--fellows`.",
+    "Bytes fetched from a bucket, or with `--fellows`.",
     Label("source", "volume, fellow, store", 3),
     unit="bytes",
 )
 FELLOW_FAILURES: Final = counter(
     "trainsync_agent_fellow_failures_total",
-    "Files that a fellow did not give, or gave wrong: another source was taken.",
+    "Files that a fellow did not give, or gave wrong.",
 )
 UNHELD_VERSIONS: Final = counter(
     "trainsync_agent_unheld_versions_total",
-    "Versions that were not held for fellows, or not in full: staging leaves no memory for that.",
+    "Versions not held in full for fellows: staging leaves no memory.",
 )
 PROOFS: Final = counter(
     "trainsync_agent_proofs_total",
@@ -75,7 +74,7 @@ TYPICAL_OFF: Final = gauge(
 )
 LARGEST_OFF: Final = gauge(
     "trainsync_agent_proof_largest_off_nats",
-    "Largest difference at the last proof; known also where the server was refuted.",
+    "Largest difference at the last proof.",
     unit="nats",
 )
 

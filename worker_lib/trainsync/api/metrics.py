@@ -17,6 +17,7 @@ class Label:
     """One label of a metric.
 
     Args:
+        values: the values, or what they are; empty where the name says it.
         most: the most values of the label in one process at a time, which bounds the cardinality.
     """
 

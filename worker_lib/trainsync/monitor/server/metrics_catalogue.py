@@ -31,12 +31,12 @@ _COMMIT_BUCKETS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 
 _PART_BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _KIND: Final = Label("kind", ", ".join(kind.value for kind in SaveKind), len(SaveKind))
 _ABORT_CAUSE: Final = Label("cause", ", ".join(AbortReason), len(AbortReason))
-_EXPLORER: Final = Label("explorer", "name", MAX_SERIES)
+_EXPLORER: Final = Label("explorer", "", MAX_SERIES)
 _SERVER: Final = Label("server", "pod", MAX_SERIES)
 
 # The process, and the run.
 LEASE_HELD: Final = gauge("trainsync_monitor_lease_held", "1 while this monitor holds its Lease.")
-ATTEMPT: Final = gauge("trainsync_run_attempt", "The current attempt.")
+ATTEMPT: Final = gauge("trainsync_run_attempt", "Current attempt.")
 STEP: Final = gauge("trainsync_run_step", "Last step reported.", unit="steps")
 TOTAL_STEPS: Final = gauge("trainsync_run_total_steps", "Steps of the whole run.", unit="steps")
 STEPS_PER_MINUTE: Final = gauge(
@@ -63,7 +63,7 @@ AT_RISK_STEPS: Final = gauge(
 )
 AT_RISK_GPU_SECONDS: Final = gauge(
     "trainsync_run_at_risk_gpu_seconds",
-    "Seconds of the steps since the last commit, times the GPUs of the run's pods.",
+    "GPU-seconds of the steps since the last commit.",
     unit="seconds",
 )
 ACCOUNT: Final = gauge(
@@ -110,13 +110,13 @@ SAVE_BLOCKED_SECONDS: Final = histogram(
 )
 BLOCKED_SECONDS: Final = histogram(
     "trainsync_checkpoint_blocked_seconds",
-    "Time that one part stopped its rank.",
+    "Time that a part stopped its rank.",
     _PART_BUCKETS,
     _KIND,
 )
 SLOT_SECONDS: Final = histogram(
     "trainsync_checkpoint_slot_wait_seconds",
-    "Time that one part waited for memory to be copied into.",
+    "Time that a part waited for memory.",
     _PART_BUCKETS,
     _KIND,
 )
@@ -146,21 +146,19 @@ WRITTEN_BYTES: Final = counter(
 )
 KEPT_BYTES: Final = counter(
     "trainsync_checkpoint_kept_bytes_total",
-    "Bytes that saves which ended did not write again, as an older step has them.",
+    "Bytes that saves did not write, as an older step has them.",
     _KIND,
     unit="bytes",
 )
 RESCUED_PARTS: Final = counter(
     "trainsync_checkpoint_rescued_parts_total",
-    "Parts that were written from memory after their process had died.",
+    "Parts written from memory after their process died.",
     _KIND,
 )
 LOADED_BYTES: Final = counter(
     "trainsync_checkpoint_loaded_bytes_total",
     "Bytes that load_sharded read to resume.",
-    Label(
-        "source", "memory (of the pod), neighbour (memory of another) or volume (or a bucket)", 3
-    ),
+    Label("source", "memory, neighbour (another pod's memory), volume (or bucket)", 3),
     unit="bytes",
 )
 LOAD_SECONDS: Final = histogram(
@@ -170,7 +168,7 @@ LOAD_SECONDS: Final = histogram(
 )
 MIRROR_SECONDS: Final = histogram(
     "trainsync_checkpoint_mirror_seconds",
-    "Time of a copy of a step to the mirror.",
+    "Time to copy a step to the mirror.",
     _COMMIT_BUCKETS,
 )
 MIRROR_BYTES: Final = counter(
@@ -183,7 +181,7 @@ MIRROR_FAILURES: Final = counter(
 )
 MIRROR_BEHIND: Final = gauge(
     "trainsync_checkpoint_mirror_behind_since_timestamp_seconds",
-    "Since when the mirror lacks the newest checkpoint; 0 when it does not.",
+    "Since when the mirror lacks the newest checkpoint, else 0.",
     unit="seconds",
 )
 LAST_STEP: Final = gauge(
@@ -201,15 +199,13 @@ LAST_BYTES: Final = gauge(
     _KIND,
     unit="bytes",
 )
-IN_FLIGHT: Final = gauge("trainsync_checkpoint_in_flight", "Saves that are open.")
+IN_FLIGHT: Final = gauge("trainsync_checkpoint_in_flight", "Open saves.")
 OLDEST_IN_FLIGHT: Final = gauge(
     "trainsync_checkpoint_oldest_in_flight_timestamp_seconds",
     "Registration of the oldest open save.",
     unit="seconds",
 )
-RETAINED: Final = gauge(
-    "trainsync_checkpoint_retained", "Committed saves kept on the volume.", _KIND
-)
+RETAINED: Final = gauge("trainsync_checkpoint_retained", "Committed saves that are kept.", _KIND)
 READER_LEASES: Final = gauge(
     "trainsync_checkpoint_reader_leases", "Readers that keep a step from removal."
 )
@@ -231,7 +227,7 @@ PERMITS_LOST: Final = counter(
 IO_ERRORS: Final = counter(
     "trainsync_checkpoint_io_errors_total",
     "Operations that the volume refused.",
-    Label("doing", ", ".join(IO_DOINGS), len(IO_DOINGS)),
+    Label("doing", "", len(IO_DOINGS)),
 )
 VOLUME_CAPACITY: Final = gauge(
     "trainsync_volume_capacity_bytes",
@@ -240,7 +236,7 @@ VOLUME_CAPACITY: Final = gauge(
 )
 VOLUME_AVAILABLE: Final = gauge(
     "trainsync_volume_available_bytes",
-    "Free space on the volume, for writers other than root.",
+    "Free space, for writers other than root.",
     unit="bytes",
 )
 
@@ -272,13 +268,13 @@ LOSSES: Final = counter(
 )
 TAKEN: Final = counter(
     "trainsync_weights_bytes_total",
-    "Bytes of weights that explorers took.",
+    "Bytes that explorers took.",
     Label("way", "whole, delta, shared_memory, process_group, volume, passed_on", 16),
     unit="bytes",
 )
 RESENDS: Final = counter(
     "trainsync_weights_resends_total",
-    "Passes after the first of each broadcast.",
+    "Repeated passes of broadcasts.",
 )
 EXPLORERS: Final = gauge(
     "trainsync_weights_explorers",
@@ -293,7 +289,7 @@ LAG: Final = gauge(
 )
 EXPLORER_VERSION: Final = gauge(
     "trainsync_weights_explorer_version",
-    "Version served, -1 before the first; absent while stopped or lost.",
+    "Version served, -1 before the first.",
     _EXPLORER,
     unit="steps",
 )
@@ -335,7 +331,7 @@ STATUS_WRITES: Final = counter(
 )
 EVENTS: Final = counter(
     "trainsync_monitor_events_total",
-    "Kubernetes Events about the run; dropped: too many.",
+    "Kubernetes Events about the run.",
     Label("outcome", ", ".join(EVENT_OUTCOMES), len(EVENT_OUTCOMES)),
 )
 
