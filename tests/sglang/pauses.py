@@ -1,6 +1,9 @@
 """How long an update pauses a server by each route: ``SGLANG_ENV=… python -m tests.sglang.pauses``.
 
 One server of a model of 0.5 GB on this machine's CPU, the routes in turn, a line of JSON for each.
+
+On 2026-11-30, two cores with a load of 7 to 28, 15 updates, median (least): disk 0.77 (0.23) s,
+tensor 1.28 (0.46) s, distributed 1.77 (0.59) s.
 """
 
 import json

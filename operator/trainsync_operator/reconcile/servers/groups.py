@@ -1,7 +1,8 @@
 """Servers of several nodes, from their pods: which are ready, and which have lost a node.
 
 The processes of one engine begin together: one that ended and began again cannot join the others,
-which may wait for it for ever. Agents may begin again at any time.
+which may wait for it for ever. Agents may begin again at any time. While no operator leads, vLLM
+notices a lost node at the next request, and the probe of the first node restarts that server.
 """
 
 from collections.abc import Iterator
