@@ -1,6 +1,7 @@
 """What processes that keep shards share: commits, a key, and where each process is.
 
-It lies where the run's checkpoints do, on their volume or in their store.
+It lies where the run's checkpoints do, on their volume or in their store. In a store a process asks
+for a listing with each save; with copies for two, and for one more with each file that it copies.
 """
 
 import secrets

@@ -1,4 +1,7 @@
-"""Copies one step: each file once, with its digest taken on the way, then the commit."""
+"""Copies one step: each file once, with its digest taken on the way, then the commit.
+
+It takes some 70 MB of memory for each file on its way, between two stores some 110 MB.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

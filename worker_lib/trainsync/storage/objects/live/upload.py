@@ -2,7 +2,7 @@
 
 The writer hands over parts; a thread feeds them to the store, where several are on their way at
 once. Two parts wait at most, so the memory is bounded by those and the ones on their way, however
-large the object is.
+large the object is: some 60 MB.
 """
 
 import queue
