@@ -179,12 +179,18 @@ def parser(
         help="the endpoint may be http://, where others can read and change what goes by; or "
         f"{env.SYNC_STORE_ALLOW_HTTP}=true",
     )
-    add("--run-uid", [env.RUN_UID], None, "of the run, where several used the directory or store")
+    add(
+        "--run-uid",
+        [env.RUN_UID],
+        None,
+        "of the run; default: the one that claimed the directory or store last",
+    )
     add(
         "--max-staleness",
         [env.SYNC_MAX_STALENESS, env.SYNC_INTERVAL],
         Sync().interval,
-        "steps that a ready server may be behind the newest committed version",
+        "steps that a ready server may be behind the newest committed version; with less than "
+        "there are between two versions no server is ready while it takes one",
     )
     made.add_argument(
         "--serve-before-first-version",

@@ -314,7 +314,8 @@ class Storage(Model):
         default=False,
         description=(
             "A component whose state has not changed since the newest checkpoint, such as a frozen "
-            "model, is not written again: the checkpoint has the older one's file."
+            "model, is not written again: the checkpoint has the older one's file. In a bucket so "
+            "is each block of 256 KiB that has not changed."
         ),
     )
 

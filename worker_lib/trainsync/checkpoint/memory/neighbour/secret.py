@@ -1,4 +1,4 @@
-"""The run's key, by which its processes know one another: a file on the volume.
+"""The run's key, by which its processes know one another: a file of the volume or the store.
 
 A process that can read the volume may read the checkpoints themselves, so the key gives no right
 that its reader lacks.
