@@ -155,7 +155,7 @@ test-devcluster: setup ## The development cluster itself: made, repaired, its no
 test-vllm: setup $(VLLM_ENV)/.made ## Real vLLM servers on the CPU: their weights change as staged (not in `test`)
 	VLLM_ENV=$(VLLM_ENV) $(PYTEST) tests/vllm
 
-test-vllm-cluster: setup $(VLLM_ENV)/.made $(CLUSTER_READY) images ## A TrainingRun with two real vLLM servers in pods (root; not in `test`)
+test-vllm-cluster: setup $(VLLM_ENV)/.made $(CLUSTER_READY) images ## TrainingRuns with real vLLM servers in pods, also one of two pods (root; not in `test`)
 	VLLM_ENV=$(VLLM_ENV) $(PYTEST) tests/vllm_cluster
 
 test-sglang: setup $(SGLANG_ENV)/.made ## Real SGLang servers on the CPU, likewise (not in `test`)

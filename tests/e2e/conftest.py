@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,17 @@ IMAGE_VARIABLES = ("OPERATOR_IMAGE", "MONITOR_IMAGE", "RAY_IMAGE")
 @pytest.fixture(scope="session")
 def platform() -> Iterator[Platform]:
     """The development cluster, or the cluster of KUBECONFIG with the environment's images."""
+    with installed() as made:
+        yield made
+
+
+@contextmanager
+def installed(*values: str) -> Iterator[Platform]:
+    """See `platform`.
+
+    Args:
+        values: of the chart, beside the tests' own: ``name=value``.
+    """
     kubeconfig = os.environ.get("KUBECONFIG")
     # Not on the node that tests lose, where a cluster has two from the start.
     images, settings = None, [r"nodeSelector.kubernetes\.io/hostname=node-1"]
@@ -32,7 +43,7 @@ def platform() -> Iterator[Platform]:
             pytest.skip(f"KUBECONFIG is a cluster of yours: name its images in {missing}")
         images, settings = Images(*(os.environ[name] for name in IMAGE_VARIABLES)), []
     made = prepare(kubeconfig, images, Progress())
-    made.install_chart(harness.RELEASE, [harness.NAMESPACE], *settings)
+    made.install_chart(harness.RELEASE, [harness.NAMESPACE], *settings, *values)
     made.kubectl.run(
         *("-n", harness.NAMESPACE, "delete", names.PLURAL, "--all", "--cascade=foreground"),
         timeout=180,
