@@ -46,8 +46,8 @@ def train(
         probes.expect(version, trainers.call("probe")[0])
 
     def check() -> None:
+        trainers.check()  # first: an explorer's pod may have been lost with a trainer's
         explorers.check()
-        trainers.check()
 
     constants = {"probe_tolerance": PROBE_TOLERANCE}
     if start:
@@ -94,7 +94,7 @@ def train(
         if saves:
             ctx.wait_if_stopping()
         time.sleep(max(0.0, step_seconds - (time.monotonic() - began)))
-    pace.finish()
+    pace.finish(meanwhile=trainers.check)
     metrics["probe_max_abs_diff"] = probes.check(explorers.last_probes())
     ctx.report(config.steps, config.steps, constants | metrics)
     trainers.call("finish", CALL_TIMEOUT)

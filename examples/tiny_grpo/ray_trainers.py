@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 
 import ray
 import torch.distributed as dist
+from ray.exceptions import ActorUnavailableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from trainsync import Resume, RunContext
@@ -125,7 +126,8 @@ class RayTrainers:
         self._places = places
         self._config = config
         self._actors: list[Any] = []
-        self._asked: list[Any] = []  # answers of `check` that have not come yet
+        self._asked: dict[int, Any] = {}  # answers of `check` that have not come yet, by rank
+        self._unreachable = False
         shares = 2 if places.warm else 1
         self._options = actor_options(ctx, config, RAY_RESOURCE_TRAINER, shares)
         try:
@@ -146,6 +148,7 @@ class RayTrainers:
             TrainerLostError: A rank's process died.
             PodLostError: Its pod is gone, too.
         """
+        self._asked.clear()
         answers = self._together([rank.call.remote(method, *arguments) for rank in self._actors])
         if method == "step" and self._places.warm and not self._places.spares:
             self._warm_up()  # not before the first step, which needs the cores
@@ -157,9 +160,23 @@ class RayTrainers:
         Explorers may wait for weights that were lost with a rank's pod: then nothing else would
         tell of the loss.
         """
-        asked = self._asked or [actor.node.remote() for actor in self._actors]
-        done, self._asked = ray.wait(asked, num_returns=len(asked), timeout=_CHECK_SECONDS)
-        self._together(done)
+        for rank, actor in enumerate(self._actors):
+            if rank not in self._asked:
+                self._asked[rank] = actor.node.remote()
+        done, _ = ray.wait(
+            list(self._asked.values()), num_returns=len(self._asked), timeout=_CHECK_SECONDS
+        )
+        self._asked = {rank: ref for rank, ref in self._asked.items() if ref not in done}
+        try:
+            self._together(done)
+        except TrainerLostError as error:
+            # Ray may reach it again soon; that a call would have failed is no loss yet.
+            if isinstance(error.__cause__, ActorUnavailableError) and not self._unreachable:
+                self._unreachable = True
+                return
+            raise
+        if done:
+            self._unreachable = False
 
     def close(self) -> None:
         """End the ranks that live, and wait until they are gone.

@@ -108,6 +108,13 @@ class Trainers:
         endpoint = ray.get(self._actors[0].listen.remote(), timeout=SECONDS)
         self.call("start", ctx, resume, steps, endpoint)
 
+    def check(self) -> None:
+        """See that all ranks live, while none of them is called; raises Ray's error of one that
+        died. A rank that does not answer at once is looked at again at the next call."""
+        ready = [actor.__ray_ready__.remote() for actor in self._actors]
+        answered, _ = ray.wait(ready, num_returns=len(ready), timeout=1.0)
+        ray.get(answered)
+
     def call(self, method: str, *arguments: object) -> list[Any]:
         """Call a method on all ranks at once; returns the results by rank."""
         answers: list[Any] = ray.get(

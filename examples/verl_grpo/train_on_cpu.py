@@ -61,7 +61,8 @@ def train(ctx: RunContext, steps: int, trainers: int, explorers: int) -> None:
     ray.get([one.ready.remote() for one in actors], timeout=SECONDS)
     running = [one.run.remote() for one in actors]
 
-    def explorers_live() -> None:
+    def all_live() -> None:
+        ranks.check()
         ended, _ = ray.wait(running, num_returns=len(running), timeout=0)
         ray.get(ended)  # raises the explorer's error
 
@@ -71,7 +72,7 @@ def train(ctx: RunContext, steps: int, trainers: int, explorers: int) -> None:
         lambda version: digests.publish(ranks, version),
         step=start,
         batches_per_step=explorers,
-        meanwhile=explorers_live,
+        meanwhile=all_live,
     )
     metrics: dict[str, float] = {}
     for step in range(start + 1, steps + 1):

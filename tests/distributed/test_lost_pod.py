@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -67,6 +68,18 @@ def ray_pods(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pods]:
         cluster.shutdown()
 
 
+@contextmanager
+def stopped(pids: list[int]) -> Iterator[None]:
+    """These processes do nothing in the block."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
 def test_a_run_that_loses_a_trainers_pod_goes_on_in_the_pod_that_takes_its_place(
     ray_pods: Pods, tmp_path: Any
 ) -> None:
@@ -82,13 +95,11 @@ def test_a_run_that_loses_a_trainers_pod_goes_on_in_the_pod_that_takes_its_place
     wait_until(lambda: max(run.committed, default=0) >= 5)
     # They may wait for weights that are lost with the trainer: no batch comes, and no call of the
     # trainers is due that would tell the driver of the loss.
-    explorers = run.started[0].explorer_pids
-    _signal(explorers, signal.SIGSTOP)
-    wait_until(lambda: time.time() - run.history.stat().st_mtime > QUIET_SECONDS)
-    ray_pods.lose()
-    ray_pods.replace()
-    wait_until(lambda: "start in new pods" in run.log.read_text())
-    _signal(explorers, signal.SIGCONT)
+    with stopped(run.started[0].explorer_pids):
+        wait_until(lambda: time.time() - run.history.stat().st_mtime > QUIET_SECONDS)
+        ray_pods.lose()
+        ray_pods.replace()
+        wait_until(lambda: "start in new pods" in run.log.read_text())
     assert run.end(process) == 0, run.log.read_text()[-6000:]
     first, second = run.started
     assert (first.step, second.attempt) == (0, 0)
@@ -104,11 +115,6 @@ def test_a_run_that_loses_a_trainers_pod_goes_on_in_the_pod_that_takes_its_place
     with pytest.raises(PodLostError) as told:
         await_pods(RankPlaces(nodes=[*places.nodes, *_trainers()]), lost, 1.0, RAY_RESOURCE_TRAINER)
     assert told.value is lost
-
-
-def _signal(pids: list[int], number: signal.Signals) -> None:
-    for pid in pids:
-        os.kill(pid, number)
 
 
 def _is_dead(node: str) -> bool:

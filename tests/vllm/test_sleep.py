@@ -5,8 +5,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from trainsync.api.protocol import ASLEEP
 from trainsync.engines.servers.errors import UpdateRefusedError
-from trainsync.engines.servers.tags import ASLEEP, DISCARDED
+from trainsync.engines.servers.tags import DISCARDED
 from trainsync.engines.servers.vllm import VLLMServer
 from trainsync.weights.staging.area import StagingArea
 
@@ -95,8 +96,10 @@ def test_an_update_that_meets_a_sleeper_is_refused_and_does_not_wake_it_up(
         assert (driver.tag(), driver.is_paused()) == ("5", False)
         assert serves(sleeper, model, version_of(model, 5))
         _post(sleeper, "/sleep?level=2")
+        _post(sleeper, "/collective_rpc", method="lose_weights")
         _post(sleeper, "/wake_up")
-        assert driver.tag() == DISCARDED
+        assert (driver.tag(), driver.is_paused()) == (DISCARDED, True)
         driver.update(6, staged)
+        assert (driver.tag(), driver.is_paused()) == ("6", False)
         assert serves(sleeper, model, version_of(model, 6))
         area.close()

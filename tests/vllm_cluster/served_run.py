@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from trainsync.api import names
 
 from demo import diagnose
-from demo.adapt import servers_for_devcluster
+from demo.adapt import Object, servers_for_devcluster
 from demo.bucket import Bucket
 from demo.cli import load_run
 from demo.kubectl import wait_for
@@ -21,6 +22,8 @@ from tests.vllm.server import vllm_environment
 MANIFEST: Final = REPOSITORY / "examples" / "vllm_grpo" / "trainingrun.yaml"
 START_SECONDS: Final = 600
 STEP_SECONDS: Final = 240
+_MAP: Final = "vllm-workload"
+_FOLDER: Final = "/workload"
 
 
 class ServedRun:
@@ -28,6 +31,7 @@ class ServedRun:
 
     Args:
         options: of ``vllm serve``, beside the example's.
+        workload: a program in place of the example's; its argument is the number of steps.
         bucket: for its checkpoints and versions; None: the example's volume.
         entry: fields of the entry of ``spec.servers`` that differ.
 
@@ -40,6 +44,8 @@ class ServedRun:
         platform: Platform,
         steps: int,
         options: Sequence[str] = (),
+        *,
+        workload: Path | None = None,
         bucket: Bucket | None = None,
         **entry: Any,
     ) -> None:
@@ -52,11 +58,25 @@ class ServedRun:
         servers["template"]["spec"]["containers"][0]["command"] += options
         cluster = run["spec"]["clusters"][0]
         cluster["entrypoint"] = cluster["entrypoint"].replace("--steps 60", f"--steps {steps}")
+        if workload is not None:
+            self._mount(cluster, workload, steps)
         if bucket is not None:
             self._kubectl.apply(bucket.secret_object(), namespace=NAMESPACE)
             run = bucket.fit(run)
         run = servers_for_devcluster(run, platform.images.ray, vllm_environment(), MOUNT_PATH)
         self._kubectl.apply(platform.fit(run), namespace=NAMESPACE)
+
+    def _mount(self, cluster: Object, workload: Path, steps: int) -> None:
+        """Run a program of the tests in the head's pod."""
+        data = {workload.name: workload.read_text()}
+        made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": _MAP}, "data": data}
+        self._kubectl.apply(made, namespace=NAMESPACE)
+        cluster["entrypoint"] = f"python {_FOLDER}/{workload.name} {steps}"
+        spec = cluster["head"]["template"]["spec"]
+        spec["volumes"] = [{"name": _MAP, "configMap": {"name": _MAP}}]
+        spec["containers"][0]["volumeMounts"] = [
+            {"name": _MAP, "mountPath": _FOLDER, "readOnly": True}
+        ]
 
     def status(self) -> dict[str, Any]:
         found = self._kubectl.get(names.PLURAL, self.name, NAMESPACE)
@@ -83,6 +103,11 @@ class ServedRun:
         """What the status says of each pod of servers."""
         weights: dict[str, Any] = self.status().get("weights") or {}
         return {server["name"]: server for server in weights.get("servers") or []}
+
+    def version(self, pod: str) -> int:
+        """That the server in a pod has, by the status; -1 for none."""
+        found = self.servers().get(pod, {}).get("version")
+        return -1 if found is None else int(found)
 
     def proven(self) -> set[str]:
         """Pods whose present weights are proven, by the status."""

@@ -18,7 +18,7 @@ def test_training_goes_on_when_a_server_of_two_pods_loses_one_and_no_token_is_un
     platform: Platform, server: Server
 ) -> None:
     bucket = Bucket(server.endpoint, ACCESS, SECRET)
-    run = ServedRun(platform, _STEPS, _TWO_WORKERS, bucket, nodes=2, replicas=1)
+    run = ServedRun(platform, _STEPS, _TWO_WORKERS, bucket=bucket, nodes=2, replicas=1)
     try:
         play(run)
     except Exception as error:
@@ -30,6 +30,8 @@ def test_training_goes_on_when_a_server_of_two_pods_loses_one_and_no_token_is_un
 def play(run: ServedRun) -> None:
     run.until_step(2, START_SECONDS)
     (first,) = wait_for(run.proven, what="a proven server", seconds=60)
+    # Before, nobody knows that both had joined.
+    wait_for(lambda: first in run.ready_pods(), what="the first pod to be ready", seconds=60)
     before = run.uids()
     second = f"{first}-1"
     assert before.keys() == {first, second}

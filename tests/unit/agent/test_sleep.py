@@ -1,6 +1,10 @@
 """A server that sleeps, such as beside a trainer on one GPU, gets its versions when it wakes up."""
 
-from trainsync.engines.servers.tags import ASLEEP, DISCARDED
+import threading
+from typing import Any
+
+from trainsync.api.protocol import ASLEEP
+from trainsync.engines.servers.tags import DISCARDED
 
 from tests.unit.agent.conftest import Start
 from tests.unit.agent.fake_server import FakeServer
@@ -54,3 +58,33 @@ def test_a_server_that_wakes_up_without_its_weights_gets_the_same_version_once_m
     wake_up(server, DISCARDED)
     agent.until_ready_with(1)
     assert server.loads == 2
+
+
+def test_a_server_that_falls_asleep_before_it_has_answered_is_judged_when_it_wakes_up(
+    run: Run, server: FakeServer, start: Start
+) -> None:
+    run.commit(1, proof=proof_of(1))
+    agent = start()
+    agent.until_ready_with(1)
+    tag = server.tag
+    asked = threading.Event()
+
+    def fall_asleep() -> tuple[int, Any]:
+        sleep(server)
+        asked.set()
+        return 500, {"error": {"message": "aborted"}}
+
+    server.faults["/v1/completions"] = fall_asleep
+    for _ in range(6):  # more often than a server may leave its canaries unanswered
+        sleep(server)
+        eventually(lambda: agent.status["notReadyBecause"] == "the server is asleep", _SECONDS)
+        asked.clear()
+        wake_up(server, tag)
+        assert asked.wait(_SECONDS)
+    eventually(lambda: agent.status["phase"] == "waiting", _SECONDS)
+    assert agent.status["lastFailure"] is None
+    assert agent.get("/server-healthz").status_code == 200
+    del server.faults["/v1/completions"]
+    wake_up(server, tag)
+    agent.until_ready_with(1)
+    assert server.loads == 1

@@ -16,7 +16,8 @@ from trainsync.agent.state import (
     UpdateOutcome,
 )
 from trainsync.agent.version import Version, on_volume
-from trainsync.engines.servers.tags import ASLEEP, DISCARDED
+from trainsync.api.protocol import ASLEEP
+from trainsync.engines.servers.tags import DISCARDED
 
 _LIMITS = ReadinessLimits(max_staleness=1, serve_before_first=False, blind_seconds=60)
 _BASE = ReportedWeights("default", paused=False)

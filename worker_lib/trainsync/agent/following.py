@@ -10,7 +10,12 @@ from typing import Final
 import torch
 
 from trainsync.agent.admission.on_request import ProofRequest, ProofRequests
-from trainsync.agent.admission.proving import Admission, RefutedError, UnprovenError
+from trainsync.agent.admission.proving import (
+    Admission,
+    FellAsleepError,
+    RefutedError,
+    UnprovenError,
+)
 from trainsync.agent.admission.reading import NoProofError, ReadsVersions
 from trainsync.agent.hosts.leading import OtherHosts
 from trainsync.agent.intervals import DEFAULT_INTERVALS
@@ -150,6 +155,8 @@ class Follower:
             if not self._stop.is_set():
                 self._metrics.ended(UpdateOutcome.SUPERSEDED)
                 _LOG.info("version %s is dropped for a newer one", version.tag)
+        except FellAsleepError as error:
+            self._wait_for_sleeper(error)
         except Exception as error:  # noqa: BLE001 - no error ends the agent
             self._failed(version, error)
         else:
@@ -161,8 +168,14 @@ class Follower:
         try:
             self._shared.change(lambda state: state.entered(AgentPhase.PROVING))
             self._admission.judge(version, self._source.proof(version, self._timeout))
+        except FellAsleepError as error:
+            self._wait_for_sleeper(error)
         except Exception as error:  # noqa: BLE001 - no error ends the agent
             self._failed(version, error)
+
+    def _wait_for_sleeper(self, error: FellAsleepError) -> None:
+        self._shared.change(lambda state: state.dropped())
+        _LOG.info("%s", error)
 
     def _prove_again(self, request: ProofRequest, state: AgentState) -> None:
         """Compare what the server has once more; it stays ready meanwhile."""

@@ -7,7 +7,8 @@ from typing import Final
 
 from trainsync.agent.admission.judgement import Judgement, Verdict
 from trainsync.agent.version import Version
-from trainsync.engines.servers.tags import ASLEEP, version_in
+from trainsync.api.protocol import ASLEEP
+from trainsync.engines.servers.tags import version_in
 
 FIRST_WAIT_SECONDS: Final = 1.0
 LONGEST_WAIT_SECONDS: Final = 60.0
@@ -213,7 +214,7 @@ class AgentState:
         return replace(state, phase=AgentPhase.WAITING, failure=None) if judgement.admits else state
 
     def dropped(self) -> "AgentState":
-        """A version was superseded before the server had it."""
+        """A version was superseded before the server had it, or the server fell asleep."""
         return replace(self, phase=AgentPhase.WAITING)
 
     def failed(

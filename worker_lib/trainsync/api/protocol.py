@@ -360,6 +360,10 @@ class SynchronizerCalls(Model):
     calls: list[SynchronizerCall]
 
 
+ASLEEP: Final = "asleep"
+"""`ServerReport.tag` of a server whose memory sleeps: it gets no version, and is behind nothing."""
+
+
 class ServerReport(Model):
     """POST /v1/servers[?wait=seconds ≤ 30]: an agent reports of its inference server.
 

@@ -44,6 +44,8 @@ _PROOF: Final = {ProofPolicy.IF_PRESENT: "if-present", ProofPolicy.REQUIRED: "re
 # A large model takes minutes to load, from a slow volume much longer.
 _SERVER_STARTS_SECONDS: Final = 3600
 _PROBE_SECONDS: Final = 10
+# A server that is lost before it is known to have started is not missed within the hour above.
+_START_PROBE_SECONDS: Final = 2
 # An agent that has ended four times in a row is back by then. No longer: a vLLM whose engine died
 # waits at its end for requests that the engine had, for ever, and only this probe ends the wait.
 _AGENT_AWAY_SECONDS: Final = 120
@@ -190,11 +192,11 @@ def _complete(container: dict[str, Any], server: Server, part: Part) -> None:
         probe = _probe("/server-healthz", names.AGENT_PORT, _PROBE_SECONDS, failures)
         container["livenessProbe"] = probe
     if not own or part is Part.LEADER:  # a started leader says that all nodes have joined it
-        starts = _SERVER_STARTS_SECONDS // _PROBE_SECONDS
+        starts = _SERVER_STARTS_SECONDS // _START_PROBE_SECONDS
         alive, port = _ALIVE.get(server.engine), server.port
         if alive is None:
             alive, port = "/server-healthz", names.AGENT_PORT
-        container.setdefault("startupProbe", _probe(alive, port, _PROBE_SECONDS, starts))
+        container.setdefault("startupProbe", _probe(alive, port, _START_PROBE_SECONDS, starts))
 
 
 def template(target: Target, server: Server, part: Part = Part.WHOLE) -> dict[str, Any]:

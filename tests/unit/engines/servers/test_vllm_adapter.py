@@ -9,6 +9,7 @@ import httpx
 import pytest
 import torch
 from safetensors.torch import load_file
+from trainsync.api.protocol import ASLEEP
 from trainsync.engines.servers.adapter import (
     CHECK_ADAPTER,
     FORGET_ADAPTERS,
@@ -16,6 +17,7 @@ from trainsync.engines.servers.adapter import (
     AdapterConfigError,
 )
 from trainsync.engines.servers.errors import ServerPausedError, UpdateRefusedError
+from trainsync.engines.servers.tags import DISCARDED
 from trainsync.engines.servers.vllm_adapter import VLLMAdapterServer
 from trainsync.weights.errors import SchemaMismatchError
 from trainsync.weights.staging.area import StagingArea
@@ -224,6 +226,34 @@ def test_a_worker_that_does_not_forget_leaves_the_server_paused_until_the_next_u
     driver.update(3, area.stage(3, _version(3)))
     assert not server.paused
     assert _has(server, 3)
+
+
+@pytest.mark.parametrize(("tag", "message"), [(ASLEEP, "sleeps"), (DISCARDED, "start it anew")])
+def test_a_server_without_its_base_model_gets_no_adapter(
+    server: FakeServer, driver: VLLMAdapterServer, area: StagingArea, tag: str, message: str
+) -> None:
+    driver.update(1, area.stage(1, _version(1)))
+    server.version = tag
+    with pytest.raises(UpdateRefusedError, match=message):
+        driver.update(2, area.stage(2, _version(2)))
+    assert _has(server, 1)
+
+
+@pytest.mark.parametrize("call", ["/pause", FORGET_ADAPTERS])
+def test_an_update_that_the_base_model_is_lost_in_leaves_no_name(
+    server: FakeServer, driver: VLLMAdapterServer, area: StagingArea, call: str
+) -> None:
+    driver.update(1, area.stage(1, _version(1)))
+
+    def lose(body: Any) -> httpx.Response:
+        del server.instead[call]
+        server.version = DISCARDED
+        return server._answer("POST", call, body or {})
+
+    server.instead[call] = lose
+    with pytest.raises(ServerPausedError, match="start it anew"):
+        driver.update(2, area.stage(2, _version(2)))
+    assert (server.version, server.paused) == (DISCARDED, True)
 
 
 def test_weights_are_of_a_version_only_with_our_adapter_and_its_configuration(

@@ -1,7 +1,7 @@
 from typing import cast
 
 import pytest
-from trainsync.api.protocol import ServerReport
+from trainsync.api.protocol import ASLEEP, ServerReport
 from trainsync.api.spec import SyncMethod
 from trainsync.api.status import ProofVerdict, ServerWeights
 from trainsync.monitor.commit.newest import CommitNews
@@ -46,6 +46,13 @@ def test_lag_is_to_the_newest_version_and_weights_of_unknown_age_count_as_none()
     ]  # fmt: skip
     roster.tell_newest(3)  # it went back
     assert [s.lag for s in shown(roster)] == [4, 0, 4]
+
+
+def test_a_server_that_sleeps_is_behind_nothing() -> None:
+    roster = ServerRoster()
+    roster.tell_newest(9)
+    tell(roster, "a", version=None, lag=None, tag=ASLEEP, ready=False)
+    assert [(s.version, s.lag, s.ready) for s in shown(roster)] == [(-1, 0, False)]
 
 
 async def test_what_a_store_has_is_as_new_as_the_synchronizer_says() -> None:

@@ -183,7 +183,10 @@ def test_server_and_agent_share_memory_and_the_agent_alone_has_claim_and_token()
     assert source["serviceAccountToken"]["audience"] == names.servers_audience(UID)
     alive = server["livenessProbe"]["httpGet"]
     assert (alive["path"], alive["port"]) == ("/server-healthz", names.AGENT_PORT)
-    assert server["startupProbe"]["httpGet"]["path"] == "/health"
+    starts = server["startupProbe"]
+    assert starts["httpGet"]["path"] == "/health"
+    assert starts["periodSeconds"] * starts["failureThreshold"] == 3600
+    assert starts["periodSeconds"] <= 2, "one that is lost before it is known to have started"
     assert variables(server) == {
         "VLLM_SERVER_DEV_MODE": "1",
         env.STAGING_MEMORY: "/trainsync/memory",

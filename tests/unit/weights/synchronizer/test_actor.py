@@ -135,7 +135,7 @@ def test_finishing_waits_for_nobody_who_takes_no_part_and_names_who_lacks_the_ve
         await settle(finishing)
         assert not finishing.done(), "one takes part"
         await synchronizer.quarantine("silent", "it is slow")
-        assert await finishing == ["killed", "silent"]
+        assert await finishing == (True, ["killed", "silent"])
 
     run(scenario)
 
@@ -145,7 +145,7 @@ def test_finishing_without_any_explorer_ends_at_once() -> None:
 
     async def scenario(synchronizer: Synchronizer) -> None:
         await synchronizer.note_missed(0, {}, {})
-        assert await synchronizer.finish_pace(plan, 0, 60.0) == []
+        assert await synchronizer.finish_pace(plan, 0, 60.0) == (True, [])
 
     run(scenario)
 
@@ -162,8 +162,9 @@ def test_finishing_without_the_last_version_waits_for_the_one_before() -> None:
         await synchronizer.note_aborted(4, "no space left")
         await settle(end)
         assert not end.done(), "version 3 can still be taken"
+        assert await synchronizer.finish_pace(plan, 4, 0.05) == (False, ["e"])
         await synchronizer.acknowledge("e", "s", 3, "d")
-        assert await end == ["e"]
+        assert await end == (True, ["e"])
 
     run(scenario)
 

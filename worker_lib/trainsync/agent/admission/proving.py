@@ -28,6 +28,10 @@ class UnprovenError(WeightsError):
     """The server did not answer for its canaries."""
 
 
+class FellAsleepError(WeightsError):
+    """The server sleeps: its weights are judged when it wakes up."""
+
+
 class Admission:
     """Judges the weights of one server, from version to version. One thread."""
 
@@ -61,6 +65,7 @@ class Admission:
 
         Raises:
             RefutedError, UnprovenError: the server is not to be ready.
+            FellAsleepError: the state is told nothing.
         """
         started = time.monotonic()
         failpoint("agent.judging")
@@ -82,9 +87,12 @@ class Admission:
         except Exception as error:  # noqa: BLE001 - of a user's driver, too: nothing is proven
             if not isinstance(error, ServerError):
                 _LOG.exception("the server could not be asked for its canaries")
+            self._watch.look()
+            self._check_awake()
             return Judgement(tag, Verdict.UNPROVEN, str(error) or type(error).__name__)
         if not self._watch.look():
             return Judgement(tag, Verdict.UNPROVEN, "the server could not be looked at again")
+        self._check_awake()
         if (server := self._shared.state.server) != ReportedWeights(tag, paused=False):
             what = "none" if server is None else f"{server.tag!r}" + ", paused" * server.paused
             return Judgement(tag, Verdict.UNPROVEN, f"the server's weights are {what} by now")
@@ -94,3 +102,8 @@ class Admission:
             _LOG.info("version %s is proven: off by %s nats", tag, off)
             return Judgement(tag, Verdict.PROVEN, None, verdict.typical, verdict.largest)
         return Judgement(tag, Verdict.REFUTED, verdict.reason, None, verdict.off)
+
+    def _check_awake(self) -> None:
+        server = self._shared.state.server
+        if server is not None and server.asleep:
+            raise FellAsleepError("the server fell asleep before its weights were judged")

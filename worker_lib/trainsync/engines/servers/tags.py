@@ -6,9 +6,6 @@ With the digest, two versions of one number are told apart: those of a step that
 import re
 from typing import Final
 
-ASLEEP: Final = "asleep"
-"""Of a server whose memory sleeps, as vLLM's may: it gets no version before it wakes up."""
-
 DISCARDED: Final = "discarded"
 """Of weights whose memory was given up while the server slept."""
 

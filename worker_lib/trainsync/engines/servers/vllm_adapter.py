@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import httpx
 
+from trainsync.api.protocol import ASLEEP
 from trainsync.checkpoint.errors import MergeError
 from trainsync.engines.servers.adapter import CHECK_ADAPTER, CONFIG, FORGET_ADAPTERS, Adapter
 from trainsync.engines.servers.base import PauseMode, Update
@@ -86,11 +87,7 @@ class VLLMAdapterServer(VLLMServer):
 
     def _look(self, staged: StagedReference, deadline: float) -> None:
         """Lay the version, and let each worker load it, which serves on."""
-        if super().tag() == DISCARDED:
-            raise ServerError(
-                f"{self._calls.name} slept at level 2, which discards the base model: start it "
-                "anew, and let it sleep at level 1"
-            )
+        self._check_base()
         if self._calls.status("GET", _LOAD, deadline) == HTTPStatus.NOT_FOUND:
             raise ServerError(
                 f"{self._calls.name} takes no adapters: start it with --enable-lora and "
@@ -117,6 +114,7 @@ class VLLMAdapterServer(VLLMServer):
     def _load(self, staged: StagedReference, deadline: float) -> None:
         del staged  # laid by now
         assert self._laid is not None, "the version was looked at"
+        self._check_base()
         try:
             _link_to(self._laid).replace(self._link)
         except OSError as error:
@@ -130,7 +128,19 @@ class VLLMAdapterServer(VLLMServer):
             raise ServerError(f"{self._calls.name}{_LOAD} answered {status}: {said[:1000]!r}")
 
     def _name(self, tag: str, deadline: float) -> None:
+        self._check_base()
         self._calls.ask("POST", "/update_weight_version", deadline, {"new_version": tag})
+
+    def _check_base(self) -> None:
+        """Raise `ServerError` unless the server has its base model."""
+        said = super().tag()
+        if said == ASLEEP:
+            raise ServerError(f"{self._calls.name} sleeps")
+        if said == DISCARDED:
+            raise ServerError(
+                f"{self._calls.name} slept at level 2, which discards the base model: "
+                "start it anew, and let it sleep at level 1"
+            )
 
     def _has_adapter(self, deadline: float) -> bool:
         """Whether the server has the adapter, from our path.

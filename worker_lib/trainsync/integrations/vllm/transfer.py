@@ -75,6 +75,8 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         self._retired = Retired()
         self._loaded = False
         self._asleep = False
+        self._is_whole = True  # the weights are of one version, and have its name
+        self._slept_since = False  # they came
         self._takes = Taken(self.model_config)
         self._target = LoadedModel(model, self.model_config)
         self._target.look_at_checkpoint()
@@ -85,11 +87,29 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         self._draft: LoadedModel | None = None
         worker_calls.add()
 
-    def note_sleep(self, *, asleep: bool) -> None:
-        """The memory of the weights is about to be freed, or is there again."""
-        self._asleep = asleep
+    def note_sleep(self, *, asleep: bool) -> bool:
+        """The memory of the weights is about to be freed, or is there again.
+
+        Returns:
+            whether they are of one version, of which vLLM has the name.
+
+        Raises:
+            EngineUpdateError: as `PreparingThread.abandon` does. Nothing has changed.
+        """
         if asleep:
             self.abandon()
+            self._staged = None
+            self._slept_since |= self._loaded
+            self._loaded = False
+        self._asleep = asleep
+        return self._is_whole
+
+    def check_awake(self) -> None:
+        """Raise `EngineUpdateError` if the weights sleep; they are as they were."""
+        if self._asleep:
+            raise EngineUpdateError(
+                f"{KEPT}: the server sleeps, and its weights are not in memory; expected wake_up"
+            )
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Map a staged version and check that it fits, so that the pause need not wait for that.
@@ -98,7 +118,7 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
             EngineUpdateError: the weights sleep. Nothing has changed.
             WeightsError: it cannot be loaded. Nothing has changed.
         """
-        self._check_awake()
+        self.check_awake()
         reference = _reference(init_info)
         if self._staged is not None and self._staged[0] == reference:
             return  # what was prepared of it is kept
@@ -115,8 +135,9 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
             seconds: for which the copy is kept.
 
         Raises:
-            EngineUpdateError: there is no such version. Nothing has changed.
+            EngineUpdateError: there is no such version, or the weights sleep. Nothing has changed.
         """
+        self.check_awake()
         if self._staged is None:
             raise EngineUpdateError(f"{KEPT}: there is no version to prepare")
         if self._preparing is None:
@@ -162,7 +183,7 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
                 failed half-way. The message says so of the first alone: after the others the model
                 must not be used before another version is loaded.
         """
-        self._check_awake()
+        self.check_awake()
         reference = _reference(update_info)
         prepared, self._staged = self._staged, None
         if prepared is None or prepared[0] != reference:
@@ -178,6 +199,7 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         self._loaded = False
         preparing, self._preparing = self._preparing, None
         version = None if preparing is None else preparing.take()
+        self._is_whole = self._slept_since = False
         try:
             if version is None:
                 self._target.load(of_target(staged.tensors), _name(staged))
@@ -193,23 +215,21 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         """End the session, so that vLLM takes on the version's name.
 
         Raises:
-            EngineUpdateError: nothing was loaded. The session goes on: load a version.
+            EngineUpdateError: nothing was loaded, and the session goes on: load a version. Or the
+                weights sleep, or slept since they came: then they have no name.
         """
+        if self._slept_since:
+            raise EngineUpdateError("the server slept before its weights had their name")
         if not self._loaded:
             raise EngineUpdateError(f"{KEPT}: no weights came in this update")
         self._loaded = False
+        self._is_whole = True
         self._retired.let_go()
 
     def shutdown(self) -> None:
         """Let go of staged memory, and of prepared weights."""
         self._staged = None
         self.abandon()
-
-    def _check_awake(self) -> None:
-        if self._asleep:
-            raise EngineUpdateError(
-                f"{KEPT}: the server sleeps, and its weights are not in memory; expected wake_up"
-            )
 
     def _open(self, reference: StagedReference) -> StagedVersion:
         rank = self.parallel_config.node_rank

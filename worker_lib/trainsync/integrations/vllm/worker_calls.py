@@ -39,6 +39,7 @@ def _abandon(worker: Any) -> dict[str, Any]:
 
 def _check_adapter(worker: Any, folder: str) -> bool:
     """Load an adapter, and let go of it. An error while a request is served would end vLLM."""
+    worker.weight_transfer_engine.check_awake()
     manager = getattr(worker.model_runner, "lora_manager", None)
     if manager is None:
         raise EngineUpdateError("the server takes no adapters: start it with --enable-lora")
@@ -53,13 +54,14 @@ def _check_adapter(worker: Any, folder: str) -> bool:
 
 def _forget_adapters(worker: Any) -> bool:
     """As vLLM does when base weights are replaced: the next step that needs one reads it anew."""
+    worker.weight_transfer_engine.check_awake()
     worker.model_runner.reset_lora_state()
     return True
 
 
 def _note_sleep(worker: Any, asleep: bool) -> bool:
-    worker.weight_transfer_engine.note_sleep(asleep=asleep)
-    return True
+    whole: bool = worker.weight_transfer_engine.note_sleep(asleep=asleep)
+    return whole
 
 
 _METHODS: Final[dict[str, Callable[..., Any]]] = {

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from trainsync.api.protocol import ServerReport
+from trainsync.api.protocol import ASLEEP, ServerReport
 from trainsync.api.spec import SyncMethod
 from trainsync.api.status import ProofVerdict, ServerWeights
 from trainsync.monitor.errors import TooManyWaitersError
@@ -189,5 +189,7 @@ def _status(pod: str, report: ServerReport) -> ServerWeights:
 
 
 def _with_lag(entry: _ServerEntry, newest: int) -> ServerWeights:
+    if entry.status.tag == ASLEEP:
+        return entry.status
     version = entry.status.version if entry.dated else -1
     return entry.status.model_copy(update={"lag": max(newest - version, 0)})

@@ -181,11 +181,14 @@ class PacingCalls:
         step: int,
         timeout: float,  # noqa: ASYNC109 - the caller is in another process
         restarts: int | None = None,
-    ) -> list[str]:
+    ) -> tuple[bool, list[str]]:
         """End the batches, and wait until every explorer that takes part serves version ``step``.
 
-        If that version is aborted, the last published one counts. Returns the explorers that do
-        not serve version ``step`` then, or after ``timeout`` seconds.
+        If that version is aborted, the last published one counts.
+
+        Returns:
+            whether they do within ``timeout`` seconds, and the explorers that do not serve version
+                ``step``, those that are lost with them.
 
         Raises:
             SupersededTrainerError.
@@ -200,9 +203,10 @@ class PacingCalls:
             last = state.version if step in state.versions.aborted else step
             return not state.roster.behind(last)
 
-        await self._revision.wait_for(taken, timeout)
+        all_taken = await self._revision.wait_for(taken, timeout)
         self._state.check_trainer(restarts)
-        return sorted(name for name, known in state.explorers.items() if known.version < step)
+        behind = (name for name, known in state.explorers.items() if known.version < step)
+        return all_taken, sorted(behind)
 
     async def join_pace(self, explorer: str, session: str) -> None:
         """An explorer takes turns from now on; training does not begin a step without it.

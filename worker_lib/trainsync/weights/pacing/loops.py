@@ -193,22 +193,38 @@ class TrainerPace:
             self._tracer.record(step, "rl.train", self._train_began)
         self._call("end_step", step)
 
-    def finish(self) -> list[str]:
+    def finish(self, meanwhile: Callable[[], object] = lambda: None) -> list[str]:
         """Publish the last version, let explorers take it, and tell them that training ended.
 
-        Returns the explorers that did not take it within the policy's timeout, lost ones too.
-        Raises what `trained` and ``publish`` raise.
+        Args:
+            meanwhile: called every few seconds while explorers take it; what it raises ends the
+                wait, and explorers go on. It may look after the trainers' processes.
+
+        Returns:
+            the explorers that did not take it within the policy's timeout, lost ones too.
+
+        Raises:
+            What `trained`, ``publish`` and ``meanwhile`` raise.
         """
         with self._waiting():
             if self._sent != self._step:
                 self._publish_now()  # else the trainers may be restarted, and explorers go on
-            try:
-                behind: list[str] = self._call(
-                    "finish_pace", self._plan, self._step, self._timeout, timeout=self._timeout
-                )
-            finally:
-                self._call("set_trainer_status", STOPPED)
-            return behind
+            deadline = time.monotonic() + self._timeout
+            while True:
+                seconds = max(0.0, min(_POLL_SECONDS, deadline - time.monotonic()))
+                try:
+                    taken, behind = self._finish_within(seconds)
+                except BaseException:
+                    self._call("set_trainer_status", STOPPED)
+                    raise
+                if taken or time.monotonic() >= deadline:
+                    self._call("set_trainer_status", STOPPED)
+                    return behind
+                meanwhile()
+
+    def _finish_within(self, seconds: float) -> tuple[bool, list[str]]:
+        found: tuple[bool, list[str]] = self._call("finish_pace", self._plan, self._step, seconds)
+        return found
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
