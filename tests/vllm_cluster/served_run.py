@@ -1,7 +1,8 @@
 """examples/vllm_grpo as its TrainingRun, with real vLLM servers in pods."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -189,3 +190,14 @@ class ServedRun:
 
     def delete(self) -> None:
         self._kubectl.delete(names.PLURAL, self.name, NAMESPACE)
+
+
+@contextmanager
+def told_of(run: ServedRun) -> Iterator[None]:
+    """The run is deleted at the end of the block; an error in the block says what became of it."""
+    try:
+        yield
+    except Exception as error:
+        raise AssertionError(f"{error}\n{run.report()}") from error
+    finally:
+        run.delete()

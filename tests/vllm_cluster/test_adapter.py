@@ -6,7 +6,7 @@ import pytest
 
 from demo.kubectl import wait_for
 from demo.platform import Platform
-from tests.vllm_cluster.served_run import START_SECONDS, ServedRun
+from tests.vllm_cluster.served_run import START_SECONDS, ServedRun, told_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
@@ -31,12 +31,8 @@ def test_the_adapter_of_a_server_in_a_pod_follows_a_run_and_one_that_is_killed_h
     run = ServedRun(
         platform, _STEPS, ["--enable-lora"], workload=_WORKLOAD, adapter=_ADAPTER, replicas=1
     )
-    try:
+    with told_of(run):
         play(run)
-    except Exception as error:
-        raise AssertionError(f"{error}\n{run.report()}") from error
-    finally:
-        run.delete()
 
 
 def play(run: ServedRun) -> None:

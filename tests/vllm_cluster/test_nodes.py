@@ -6,7 +6,7 @@ from demo.bucket import Bucket
 from demo.kubectl import wait_for
 from demo.platform import Platform
 from tests.store.servers.server import ACCESS, SECRET, Server
-from tests.vllm_cluster.served_run import START_SECONDS, ServedRun
+from tests.vllm_cluster.served_run import START_SECONDS, ServedRun, told_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
@@ -19,12 +19,8 @@ def test_training_goes_on_when_a_server_of_two_pods_loses_one_and_no_token_is_un
 ) -> None:
     bucket = Bucket(server.endpoint, ACCESS, SECRET)
     run = ServedRun(platform, _STEPS, _TWO_WORKERS, bucket=bucket, nodes=2, replicas=1)
-    try:
+    with told_of(run):
         play(run)
-    except Exception as error:
-        raise AssertionError(f"{error}\n{run.report()}") from error
-    finally:
-        run.delete()
 
 
 def play(run: ServedRun) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from demo.kubectl import wait_for
 from demo.platform import Platform
-from tests.vllm_cluster.served_run import START_SECONDS, ServedRun
+from tests.vllm_cluster.served_run import START_SECONDS, ServedRun, told_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
@@ -19,12 +19,8 @@ def test_training_goes_on_when_a_server_is_killed_and_one_scaled_in_and_no_token
     platform: Platform,
 ) -> None:
     run = ServedRun(platform, _STEPS, sync={"fellows": True})
-    try:
+    with told_of(run):
         play(run)
-    except Exception as error:
-        raise AssertionError(f"{error}\n{run.report()}") from error
-    finally:
-        run.delete()
 
 
 def play(run: ServedRun) -> None:
