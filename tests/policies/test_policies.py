@@ -133,7 +133,8 @@ def make_places(platform: Platform) -> dict[str, Place]:
         "head": of_run(f"{names.LABEL_ROLE}=Head", "ray"),
         "agent": of_run(f"{names.LABEL_COMPONENT}=server", AGENT),
         "monitor": Place(platform.kubectl, NAMESPACE, monitor),
-        "operator": found(RELEASE, "app.kubernetes.io/name=trainsync-operator", "operator"),
+        # Not by its pod: `install` makes another one.
+        "operator": Place(platform.kubectl, RELEASE, f"deployment/{RELEASE}", "operator"),
         "another run": place(platform, NAMESPACE, "another", another),
         "unlabelled": place(platform, NAMESPACE, "unlabelled", probe),
         # Of the right label in the wrong namespace.
