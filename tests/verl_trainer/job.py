@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -75,13 +76,22 @@ def make_task(folder: Path) -> None:
     subprocess.run(command, env=_environment(folder), check=True, timeout=SECONDS)
 
 
-def train(task: Path, run: Path, steps: int, mode: Sequence[str], log: Path) -> Ended:
+def train(
+    task: Path,
+    run: Path,
+    steps: int,
+    mode: Sequence[str],
+    log: Path,
+    *,
+    killed_after: int | None = None,
+) -> Ended:
     """Train up to ``steps``, from where ``run`` is; returns when verl has ended.
 
     Args:
         task: the folder of `make_task`.
         run: the run's directory.
         mode: `COLOCATED` or `APART`.
+        killed_after: once verl has logged this step, kill all of its processes and Ray's.
     """
     # A short name: the paths of Ray's sockets must have fewer than 108 characters.
     temporary = Path(tempfile.mkdtemp(prefix="rv", dir="/tmp"))
@@ -97,8 +107,8 @@ def train(task: Path, run: Path, steps: int, mode: Sequence[str], log: Path) -> 
                 start_new_session=True,
             )
             try:
-                code = trainer.wait(SECONDS)
-            except subprocess.TimeoutExpired:
+                _wait(trainer, log, killed_after)
+            finally:
                 trainer.kill()
                 code = trainer.wait()
     finally:
@@ -202,9 +212,32 @@ def _logged(said: str) -> dict[int, dict[str, float]]:
     return steps
 
 
+def _wait(trainer: subprocess.Popen[bytes], log: Path, killed_after: int | None) -> None:
+    """Until it has ended, has logged the step, or has taken too long."""
+    end = time.monotonic() + SECONDS
+    while trainer.poll() is None and time.monotonic() < end:
+        if killed_after in _logged(log.read_text(errors="replace")):
+            return
+        time.sleep(0.2)
+
+
 def _end_all_of(temporary: Path) -> None:
-    """Kill what is left of the Ray that has its files there; its workers end with it."""
-    for commandline in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            if str(temporary) in commandline.read_text(errors="replace"):
-                os.kill(int(commandline.parent.name), signal.SIGKILL)
+    """Kill all processes of the Ray that has its files there, and wait for their end."""
+    while found := [process for process in _processes() if _has_open(process, temporary)]:
+        for process in found:
+            with suppress(ProcessLookupError):
+                os.kill(int(process.name), signal.SIGKILL)
+        time.sleep(0.1)
+
+
+def _processes() -> list[Path]:
+    return [folder for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+
+
+def _has_open(process: Path, folder: Path) -> bool:
+    """Whether a process has a file in the folder open, as all of Ray's have, and vLLM's."""
+    with suppress(OSError):  # it has ended meanwhile
+        return any(
+            opened.readlink().is_relative_to(folder) for opened in (process / "fd").iterdir()
+        )
+    return False
