@@ -21,6 +21,9 @@ VLLM_INPUTS := environments/vllm/pyproject.toml environments/vllm/uv.lock enviro
 VLLM_ENV := $(CACHE)/vllm/$(shell { cat $(VLLM_INPUTS); echo $(PYTHON); } | sha256sum | cut -c1-12)
 SGLANG_INPUTS := $(addprefix environments/sglang/,pyproject.toml uv.lock kernels/pyproject.toml kernels/sgl_kernel/__init__.py)
 SGLANG_ENV := $(CACHE)/sglang/$(shell { cat $(SGLANG_INPUTS); echo $(PYTHON); } | sha256sum | cut -c1-12)
+# verl's trainer with vLLM: that of vLLM's servers, and verl.
+VERL_INPUTS := environments/verl/pyproject.toml environments/verl/uv.lock environments/vllm/metadata/pyproject.toml
+VERL_ENV := $(CACHE)/verl/$(shell { cat $(VERL_INPUTS); echo $(PYTHON); } | sha256sum | cut -c1-12)
 # Azure's server for tests, where there is npm; without it those tests are skipped, and say so.
 AZURITE_INPUTS := $(addprefix environments/azurite/,package.json package-lock.json)
 AZURITE_ENV := $(CACHE)/azurite/$(shell cat $(AZURITE_INPUTS) | sha256sum | cut -c1-12)
@@ -54,7 +57,7 @@ demo-vllm: setup $(VLLM_ENV)/.made ## The same model on two vLLM servers, one ki
 	VLLM_ENV=$(VLLM_ENV) $(BIN)/python -m vllm_grpo.demo
 
 ##@ Develop
-.PHONY: setup vllm-env sglang-env lint format crd chart-readme dashboards bench docs release-check
+.PHONY: setup vllm-env sglang-env verl-env lint format crd chart-readme dashboards bench docs release-check
 setup: $(VENV)/.synced ## The virtual environment (about 30 s, 6 GB of wheels the first time)
 
 vllm-env: $(VLLM_ENV)/.made ## The environment of vLLM servers on a CPU (75 s, 6 GB of wheels the first time)
@@ -63,13 +66,16 @@ vllm-env: $(VLLM_ENV)/.made ## The environment of vLLM servers on a CPU (75 s, 6
 sglang-env: $(SGLANG_ENV)/.made ## The environment of SGLang servers on a CPU (60 s, 6 GB of wheels the first time)
 	@echo $(SGLANG_ENV)
 
+verl-env: $(VERL_ENV)/.made ## The environment of verl's own trainer with vLLM on a CPU (60 s, 6 GB of wheels the first time)
+	@echo $(VERL_ENV)
+
 lint: setup ## Format, lint, types, import layers, generated files
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(UV) lock --check --offline --quiet || $(UV) lock --check
-	for engine in vllm sglang; do \
+	for engine in vllm sglang verl; do \
 	  $(UV) lock --check --offline --quiet --project environments/$$engine \
 	    || $(UV) lock --check --project environments/$$engine || exit 1; done
 
@@ -99,7 +105,7 @@ release-check: setup ## Wheel, sdist, chart package and SBOM into build/release,
 	$(BIN)/python -m release --uv $(UV)
 
 ##@ Test
-.PHONY: test test-unit test-store test-distributed test-cluster test-e2e test-on-clusters test-monitoring test-kueue test-lws test-policies test-devcluster test-vllm test-vllm-cluster test-sglang test-gpu test-compat faults
+.PHONY: test test-unit test-store test-distributed test-cluster test-e2e test-on-clusters test-monitoring test-kueue test-lws test-policies test-devcluster test-vllm test-vllm-cluster test-sglang test-verl-trainer test-gpu test-compat faults
 test: setup $(AZURITE_READY) ## All of the below, the fast ones first
 	$(MAKE) --jobs=2 test-unit-beside test-store-beside
 	$(MAKE) test-distributed
@@ -160,6 +166,9 @@ test-vllm-cluster: setup $(VLLM_ENV)/.made $(CLUSTER_READY) images ## TrainingRu
 
 test-sglang: setup $(SGLANG_ENV)/.made ## Real SGLang servers on the CPU, likewise (not in `test`)
 	SGLANG_ENV=$(SGLANG_ENV) $(PYTEST) tests/sglang
+
+test-verl-trainer: setup $(VERL_ENV)/.made ## verl's main_ppo with a real vLLM on the CPU: it saves, is killed, resumes (9 min; not in `test`)
+	VERL_ENV=$(VERL_ENV) $(PYTEST) tests/verl_trainer
 
 test-gpu: setup ## On a machine with one NVIDIA GPU: saves, NCCL, resumption bit for bit (skipped elsewhere; not in `test`)
 	$(PYTEST) tests/gpu
@@ -225,7 +234,7 @@ $(AZURITE_ENV)/.made:
 	@flock -w 1800 $(@D).lock sh -c 'test -e $@ || npm ci --silent --no-audit --no-fund --ignore-scripts --prefix $(@D) && touch $@'
 
 # Two checkouts may need one at once; .made comes last, so that half an environment is none.
-$(VLLM_ENV)/.made $(SGLANG_ENV)/.made: $(CACHE)/%/.made: | $(UV)
+$(VLLM_ENV)/.made $(SGLANG_ENV)/.made $(VERL_ENV)/.made: $(CACHE)/%/.made: | $(UV)
 	@echo "Making $(@D) from environments/$(*D)/uv.lock (a minute the first time, 6 GB of wheels)"
 	@mkdir -p $(CACHE)/$(*D)
 	@flock -w 1800 $(@D).lock sh -c 'test -e $@ || UV_PROJECT_ENVIRONMENT=$(@D) $(UV) sync --frozen --quiet \

@@ -11,8 +11,7 @@ import torch.distributed as dist
 import verl_grpo.cpu_platform  # noqa: F401 - registers the platform "cpu"
 
 # verl calls these on whatever device it has; torch.cpu lacks them.
-for _name in ("empty_cache", "ipc_collect", "reset_peak_memory_stats"):
-    setattr(torch.cpu, _name, lambda *args: None)
+torch.cpu.empty_cache = lambda: None
 for _name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
     setattr(torch.cpu, _name, lambda *args: 0)
 

@@ -4,17 +4,24 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-VOCABULARY: Final = 128
-TEMPLATE: Final = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+END: Final = "<|endoftext|>"
+VOCABULARY: Final = 257  # all of the tokenizer: verl lets vLLM sample no others
+TEMPLATE: Final = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
 
 def make_model(folder: Path) -> None:
-    """A random Qwen2, and a tokenizer whose words are its tokens' numbers."""
+    """A random Qwen2, and a tokenizer of Qwen2's kind whose tokens are the 256 bytes and END.
+
+    transformers builds a Qwen2's tokenizer from vocabulary and merges, whatever else the folder
+    says: with other than byte-level tokens every text is empty.
+    """
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
+    from tokenizers import pre_tokenizers
+    from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2Tokenizer
 
     torch.manual_seed(0)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: number for number, letter in enumerate(letters)} | {END: len(letters)}
     config = Qwen2Config(
         vocab_size=VOCABULARY,
         hidden_size=64,
@@ -25,22 +32,11 @@ def make_model(folder: Path) -> None:
         head_dim=32,  # vLLM's attention on CPUs takes no smaller heads
         max_position_embeddings=256,
         tie_word_embeddings=False,
-        bos_token_id=1,
-        eos_token_id=2,
+        bos_token_id=None,
+        eos_token_id=vocabulary[END],
     )
     AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(folder)
-    words = {f"w{number}": number for number in range(VOCABULARY - 1)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.add_tokens(["\n"])  # verl asks that a newline be one token of a Qwen
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        unk_token="w0",
-        bos_token="w1",
-        eos_token="w2",
-        pad_token="w2",
-        chat_template=TEMPLATE,
-    ).save_pretrained(folder)
+    Qwen2Tokenizer(vocab=vocabulary, merges=[], chat_template=TEMPLATE).save_pretrained(folder)
 
 
 def make_data(file: Path, rows: int = 64) -> None:
@@ -51,9 +47,9 @@ def make_data(file: Path, rows: int = 64) -> None:
         {
             "data_source": "tiny",
             "prompt": [
-                [{"role": "user", "content": f"w{10 + row} w{3 + row} w{7}"}] for row in range(rows)
+                [{"role": "user", "content": f"w{10 + row} w{3 + row} w7"}] for row in range(rows)
             ],
-            "reward_model": [{"style": "rule", "ground_truth": "even"} for _ in range(rows)],
+            "reward_model": [{"style": "rule", "ground_truth": "ascii"} for _ in range(rows)],
             "extra_info": [{"index": row} for row in range(rows)],
         }
     ).to_parquet(file)
@@ -62,9 +58,8 @@ def make_data(file: Path, rows: int = 64) -> None:
 def compute_score(
     data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **_: Any
 ) -> float:
-    """The share of even words in the response."""
-    words = [int(word[1:]) for word in solution_str.split() if word[1:].isdigit()]
-    return sum(number % 2 == 0 for number in words) / max(len(words), 1)
+    """The share of the response's characters that are ASCII."""
+    return sum(letter.isascii() for letter in solution_str) / max(len(solution_str), 1)
 
 
 if __name__ == "__main__":
