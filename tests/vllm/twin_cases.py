@@ -206,6 +206,7 @@ def _engine(
     engine._staged = _reference(_UPDATE), staged
     engine._preparing = prepare and PreparingThread(prepare, "version 1", 60)
     engine._retired = Retired()
+    engine._asleep = False
     return engine
 
 
