@@ -167,7 +167,7 @@ test-vllm-cluster: setup $(VLLM_ENV)/.made $(CLUSTER_READY) images ## TrainingRu
 test-sglang: setup $(SGLANG_ENV)/.made ## Real SGLang servers on the CPU, likewise (not in `test`)
 	SGLANG_ENV=$(SGLANG_ENV) $(PYTEST) tests/sglang
 
-test-verl-trainer: setup $(VERL_ENV)/.made ## verl's main_ppo with a real vLLM on the CPU: it saves, is killed, resumes (9 min; not in `test`)
+test-verl-trainer: setup $(VERL_ENV)/.made ## verl's main_ppo with a real vLLM on the CPU: it saves, is killed, resumes (10 min; not in `test`)
 	VERL_ENV=$(VERL_ENV) $(PYTEST) tests/verl_trainer
 
 test-gpu: setup ## On a machine with one NVIDIA GPU: saves, NCCL, resumption bit for bit (skipped elsewhere; not in `test`)
