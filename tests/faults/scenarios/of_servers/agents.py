@@ -19,8 +19,12 @@ SERVED: Final = (
     "left; after the fault the server serves the newest version"
 )
 _REPORTS: Final = ("reporting", "reported")
+_OF_SGLANG: Final = f"{SERVER}.bucket"  # the servers of these trials speak as vLLM's
 _POINTS: Final = tuple(
-    f"{area}.{point}" for area in (AGENT, STAGE, SERVER) for point in POINTS[area]
+    place
+    for area in (AGENT, STAGE, SERVER)
+    for point in POINTS[area]
+    if (place := f"{area}.{point}") != _OF_SGLANG
 )
 
 
