@@ -95,7 +95,7 @@ def train(ctx: RunContext, steps: int, trainers: int, explorers: int) -> None:
         print(f"step {step} of {steps}: {metrics}", flush=True)
         if saves:
             ctx.wait_if_stopping()
-    pace.finish()
+    pace.finish(meanwhile=ranks.check)
     for index, (version, found) in enumerate(ray.get(running, timeout=END_SECONDS)):
         digests.check(index, version, found)
     ranks.call("finish")

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import httpx
 
+from tests.environments import environment_of
 from tests.ports import port_of, reserved_port
 from tests.vllm.server import CALL_SECONDS, ROOT, START_SECONDS
 
@@ -23,15 +24,8 @@ _BEGUN: Final = 8  # tokens
 
 
 def sglang_environment() -> Path:
-    """The folder of the virtual environment.
-
-    Raises:
-        RuntimeError: it is not there.
-    """
-    folder = Path(os.environ.get("SGLANG_ENV", "missing"))
-    if not (folder / ".made").exists():
-        raise RuntimeError("SGLANG_ENV is no environment of SGLang; run `make test-sglang`")
-    return folder
+    """See `environment_of`."""
+    return environment_of("SGLANG_ENV", "SGLang", "test-sglang")
 
 
 def environment() -> dict[str, str]:

@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.environments import environment_of
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 SECONDS: Final = 900.0
 """Limit of one start; on an idle machine it takes 90 s, most of them imports."""
 
+_END_SECONDS: Final = 60.0
 _HERE: Final = "tests.verl_trainer"
 _LIBRARIES: Final = (
     f"{_HERE}.engines_on_cpus",
@@ -59,15 +62,8 @@ class Ended:
 
 
 def verl_environment() -> Path:
-    """The folder of the virtual environment.
-
-    Raises:
-        RuntimeError: it is not there.
-    """
-    folder = Path(os.environ.get("VERL_ENV", "missing"))
-    if not (folder / ".made").exists():
-        raise RuntimeError("VERL_ENV is no environment of verl; run `make test-verl-trainer`")
-    return folder
+    """See `environment_of`."""
+    return environment_of("VERL_ENV", "verl", "test-verl-trainer")
 
 
 def make_task(folder: Path) -> None:
@@ -218,16 +214,23 @@ def _wait(trainer: subprocess.Popen[bytes], log: Path, killed_after: int | None)
     while trainer.poll() is None and time.monotonic() < end:
         if killed_after in _logged(log.read_text(errors="replace")):
             return
-        time.sleep(0.2)
+        time.sleep(0.2)  # polling interval
 
 
 def _end_all_of(temporary: Path) -> None:
-    """Kill all processes of the Ray that has its files there, and wait for their end."""
+    """Kill all processes of the Ray that has its files there, and wait for their end.
+
+    Raises:
+        TimeoutError: some do not end.
+    """
+    deadline = time.monotonic() + _END_SECONDS
     while found := [process for process in _processes() if _has_open(process, temporary)]:
         for process in found:
             with suppress(ProcessLookupError):
                 os.kill(int(process.name), signal.SIGKILL)
-        time.sleep(0.1)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {[process.name for process in found]} do not end")
+        time.sleep(0.1)  # polling interval
 
 
 def _processes() -> list[Path]:

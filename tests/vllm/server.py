@@ -14,6 +14,7 @@ from typing import Any, Final
 import httpx
 from vllm_grpo import local_servers
 
+from tests.environments import environment_of
 from tests.ports import port_of, reserved_port
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -23,15 +24,8 @@ MODEL: Final = "tiny"
 
 
 def vllm_environment() -> Path:
-    """The folder of the virtual environment.
-
-    Raises:
-        RuntimeError: it is not there.
-    """
-    folder = Path(os.environ.get("VLLM_ENV", "missing"))
-    if not (folder / ".made").exists():
-        raise RuntimeError("VLLM_ENV is no environment of vLLM; run `make test-vllm`")
-    return folder
+    """See `environment_of`."""
+    return environment_of("VLLM_ENV", "vLLM", "test-vllm")
 
 
 def environment(plugin: Path) -> dict[str, str]:

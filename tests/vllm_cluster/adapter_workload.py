@@ -41,7 +41,7 @@ def main(steps: int) -> None:
                         torch.nn.init.normal_(parameter, std=_SPREAD)
                 publisher.publish(step)
                 ctx.report(step, total=steps)
-                time.sleep(_STEP_SECONDS)
+                time.sleep(_STEP_SECONDS)  # in the place of training
             coordinator.finish()
 
 

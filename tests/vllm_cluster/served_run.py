@@ -100,6 +100,19 @@ class ServedRun:
 
         wait_for(reached, what=f"step {step}", seconds=seconds)
 
+    def until_complete(self, steps: int) -> None:
+        """Asserts that it ends in its first attempt, with no unproven token."""
+
+        def complete() -> bool:
+            self.until_step(0)
+            return bool(self.status()["phase"] == "Complete")
+
+        wait_for(complete, what="the run to be Complete", seconds=START_SECONDS)
+        status = self.status()
+        assert (status["attempt"], status["restarts"]) == (0, 0), "servers touch no attempt"
+        assert status["progress"]["step"] == steps
+        assert float(status["progress"]["metrics"]["unproven_tokens"]) == 0
+
     def servers(self) -> dict[str, dict[str, Any]]:
         """What the status says of each pod of servers."""
         weights: dict[str, Any] = self.status().get("weights") or {}

@@ -44,15 +44,6 @@ def play(run: ServedRun) -> None:
     wait_for(lambda: len(run.ready_pods()) == 1, what="one server alone", seconds=120)
     assert run.restarts(next(iter(run.ready_pods()))) in (0, 1)
     run.until_step(min(run.step() + 4, _STEPS))
-
-    def complete() -> bool:
-        run.until_step(0)
-        return run.status()["phase"] == "Complete"
-
-    wait_for(complete, what="the run to be Complete", seconds=START_SECONDS)
-    status = run.status()
-    assert (status["attempt"], status["restarts"]) == (0, 0), "servers touch no attempt"
-    assert status["progress"]["step"] == _STEPS
-    assert float(status["progress"]["metrics"]["unproven_tokens"]) == 0
+    run.until_complete(_STEPS)
     first, last = min(run.rewards), max(run.rewards)
     assert run.rewards[last] - run.rewards[first] >= _RISE, (first, last, run.rewards)

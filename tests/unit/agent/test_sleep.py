@@ -6,7 +6,7 @@ from typing import Any
 from trainsync.api.protocol import ASLEEP
 from trainsync.engines.servers.tags import DISCARDED
 
-from tests.unit.agent.conftest import Start
+from tests.unit.agent.conftest import Start, Watched
 from tests.unit.agent.fake_server import FakeServer
 from tests.unit.agent.runs import Run, weights_of
 from tests.unit.agent.test_proving import proof_of
@@ -17,6 +17,10 @@ _SECONDS = 60.0
 
 def sleep(server: FakeServer) -> None:
     server.tag, server.paused = ASLEEP, True
+
+
+def until_asleep(agent: Watched) -> None:
+    eventually(lambda: agent.status["notReadyBecause"] == "the server is asleep", _SECONDS)
 
 
 def wake_up(server: FakeServer, tag: str) -> None:
@@ -31,7 +35,7 @@ def test_a_sleeping_server_is_not_ready_and_not_touched_until_it_wakes_up(
     agent.until_ready_with(1)
     tag = server.tag
     sleep(server)
-    eventually(lambda: agent.status["notReadyBecause"] == "the server is asleep", _SECONDS)
+    until_asleep(agent)
     run.commit(2, proof=proof_of(2))
     # Twice the bytes: it is fetched while the server sleeps.
     staged = "trainsync_agent_staged_bytes_total"
@@ -53,7 +57,7 @@ def test_a_server_that_wakes_up_without_its_weights_gets_the_same_version_once_m
     agent = start()
     agent.until_ready_with(1)
     sleep(server)
-    eventually(lambda: not agent.ready, _SECONDS)
+    until_asleep(agent)
     server.weights = None
     wake_up(server, DISCARDED)
     agent.until_ready_with(1)
@@ -77,7 +81,7 @@ def test_a_server_that_falls_asleep_before_it_has_answered_is_judged_when_it_wak
     server.faults["/v1/completions"] = fall_asleep
     for _ in range(6):  # more often than a server may leave its canaries unanswered
         sleep(server)
-        eventually(lambda: agent.status["notReadyBecause"] == "the server is asleep", _SECONDS)
+        until_asleep(agent)
         asked.clear()
         wake_up(server, tag)
         assert asked.wait(_SECONDS)
