@@ -1,7 +1,5 @@
-"""Imported last by the server of `tests.distributed.forked`: what it has is left out of collections
-of garbage, each of which would copy and look through all of torch in each forked process."""
+"""Imported last by the server of `tests.distributed.forked`, which then has what its forks need."""
 
-import gc
+from tests.forking import prepare_for_forks
 
-gc.collect()
-gc.freeze()
+prepare_for_forks()

@@ -4,7 +4,6 @@ Importing torch takes seconds; forking a process that has imported torch takes m
 """
 
 import contextlib
-import gc
 import logging
 import os
 import shutil
@@ -24,6 +23,7 @@ import torch
 from tests.faults.processes import BrokenError, die_with_parent
 from tests.faults.scenario import Scenario
 from tests.faults.trial import Trial
+from tests.forking import prepare_for_forks
 
 TRIAL_SECONDS: Final = 240.0
 """A trial that takes longer counts as hung and broken."""
@@ -89,8 +89,7 @@ def run_all(
     A hung trial is killed with its worker, and a new worker takes its place.
     """
     queue = iter(todo)
-    gc.collect()
-    gc.freeze()  # the collector would write to shared pages, and children would copy them
+    prepare_for_forks()
     torch.set_num_threads(1)
     workers = [_Worker(base, kept) for _ in range(jobs)]
     busy: dict[Connection, _Worker] = {}

@@ -213,7 +213,7 @@ class VersionMonitor:
                     last = now
                     if not whole(served):
                         self.mixed.append(served.version)
-            time.sleep(0.001)  # lets the watched thread run
+            time.sleep(0.005)  # lets the watched thread run, and other processes
 
 
 class Holder:
