@@ -16,7 +16,7 @@ import pytest
 from trainsync.api.names import AGENT_PORT, LABEL_COMPONENT, LABEL_ROLE, LABEL_RUN, STORE_FAILING
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.objects import commits, inspecting
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.opening import StoreOptions, open_store
 from trainsync_operator.builders.servers.pod import AGENT
 
@@ -42,7 +42,7 @@ NOW = ("--grace-period=0", "--force", "--wait=false")
 
 
 @pytest.fixture
-def bucket(server: Server) -> Bucket:
+def bucket(server: Server) -> ObjectBucket:
     options = StoreOptions(
         endpoint=server.endpoint,
         region=REGION,
@@ -174,7 +174,7 @@ def server_pods(kubectl: Kubectl) -> list[Object]:
 def test_runs_without_a_volume_outlive_a_trainer_the_monitor_a_server_and_the_bucket_s_server(
     platform: Platform,
     server: Server,
-    bucket: Bucket,
+    bucket: ObjectBucket,
     place: demo.bucket.Bucket,
     again: ExitStack,
 ) -> None:

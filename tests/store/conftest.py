@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.objects.bucket import Bucket, Limits
+from trainsync.storage.objects.bucket import Limits, ObjectBucket
 from trainsync.storage.objects.opening import StoreOptions, open_store
 
 from devcluster.shell import Progress
@@ -64,7 +64,7 @@ def minio_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 @pytest.fixture
-def minio_bucket(minio_port: int) -> Bucket:
+def minio_bucket(minio_port: int) -> ObjectBucket:
     """A new bucket of MinIO."""
     name = f"bucket-{secrets.token_hex(6)}"
     request(minio_port, "PUT", f"/{name}")
@@ -120,7 +120,7 @@ class Place:
     def url(self, prefix: str = "runs/a") -> str:
         return f"s3://{self.name}/{prefix}"
 
-    def open(self, prefix: str = "runs/a", limits: Limits = FAST, **given: object) -> Bucket:
+    def open(self, prefix: str = "runs/a", limits: Limits = FAST, **given: object) -> ObjectBucket:
         """The store, through the proxy."""
         credentials = {"access_key_id": ACCESS, "secret_access_key": SECRET}
         options = StoreOptions(

@@ -10,7 +10,7 @@ import pytest
 from obstore.store import MemoryStore
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.objects import commits
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import (
     ObjectChangedError,
     ObjectExistsError,
@@ -27,12 +27,12 @@ PART = 5 << 20
 
 
 @pytest.fixture(params=["memory", "versitygw", "azurite", "gcs", "minio"])
-def bucket(request: pytest.FixtureRequest) -> Bucket:
+def bucket(request: pytest.FixtureRequest) -> ObjectBucket:
     if request.param == "minio":
-        found: Bucket = request.getfixturevalue("minio_bucket")
+        found: ObjectBucket = request.getfixturevalue("minio_bucket")
         return found
     if request.param == "memory":
-        return Bucket(MemoryStore(), "memory://", FAST)
+        return ObjectBucket(MemoryStore(), "memory://", FAST)
     if request.param == "azurite":
         url = request.getfixturevalue("container")
         return open_store(f"{url}/runs/a", StoreOptions(limits=FAST))
@@ -43,12 +43,12 @@ def bucket(request: pytest.FixtureRequest) -> Bucket:
     return place.open()
 
 
-def test_it_honours_conditional_puts(bucket: Bucket) -> None:
+def test_it_honours_conditional_puts(bucket: ObjectBucket) -> None:
     require_conditional_puts(bucket)
     assert bucket.below("probe") == []
 
 
-def test_an_object_is_made_once(bucket: Bucket) -> None:
+def test_an_object_is_made_once(bucket: ObjectBucket) -> None:
     bucket.create("a/b", b"one")
     bucket.create("a/b", b"one")  # the very same is one's own
     with pytest.raises(ObjectExistsError, match="a/b is there already"):
@@ -56,7 +56,7 @@ def test_an_object_is_made_once(bucket: Bucket) -> None:
     assert bucket.get("a/b").data == b"one"
 
 
-def test_an_object_is_replaced_only_as_it_was_read(bucket: Bucket) -> None:
+def test_an_object_is_replaced_only_as_it_was_read(bucket: ObjectBucket) -> None:
     bucket.create("p", b"1")
     old = bucket.get("p")
     bucket.replace("p", b"2", old)
@@ -68,7 +68,7 @@ def test_an_object_is_replaced_only_as_it_was_read(bucket: Bucket) -> None:
     assert bucket.find("none") is None
 
 
-def test_an_object_that_stays_is_known_again(bucket: Bucket) -> None:
+def test_an_object_that_stays_is_known_again(bucket: ObjectBucket) -> None:
     assert bucket.look("p", None) is None
     bucket.create("p", b"1")
     known = bucket.look("p", None)
@@ -82,7 +82,7 @@ def test_an_object_that_stays_is_known_again(bucket: Bucket) -> None:
     assert bucket.look("p", found) is None
 
 
-def test_of_many_that_make_one_object_one_wins(bucket: Bucket) -> None:
+def test_of_many_that_make_one_object_one_wins(bucket: ObjectBucket) -> None:
     won: list[int] = []
 
     def make(number: int) -> None:
@@ -100,7 +100,9 @@ def test_of_many_that_make_one_object_one_wins(bucket: Bucket) -> None:
     assert [bucket.get("claim").data] == [str(number).encode() for number in won]
 
 
-def test_a_pointer_that_many_move_names_the_newest_and_never_goes_back(bucket: Bucket) -> None:
+def test_a_pointer_that_many_move_names_the_newest_and_never_goes_back(
+    bucket: ObjectBucket,
+) -> None:
     steps = [*range(1, 9)]
     problems: list[BaseException] = []
     seen: list[int] = []
@@ -134,7 +136,7 @@ def test_a_pointer_that_many_move_names_the_newest_and_never_goes_back(bucket: B
 
 
 @pytest.mark.parametrize("size", [0, 1, PART - 1, PART, PART + 1, 4 * PART + 17])
-def test_an_object_of_any_size_comes_back_as_it_was(bucket: Bucket, size: int) -> None:
+def test_an_object_of_any_size_comes_back_as_it_was(bucket: ObjectBucket, size: int) -> None:
     data = bytes(range(251)) * (size // 251 + 1)
     data = data[:size]
     blocks = (data[start : start + 700_001] for start in range(0, size, 700_001))
@@ -157,7 +159,7 @@ def test_an_upload_whose_source_fails_leaves_no_object_and_no_parts(place: Place
     assert place.parts_left() == []
 
 
-def test_a_listing_shows_one_level_and_more_than_one_page(bucket: Bucket) -> None:
+def test_a_listing_shows_one_level_and_more_than_one_page(bucket: ObjectBucket) -> None:
     # S3 has 1,000 on a page, the front before fake-gcs-server 100. Azure has 5,000, and azurite is
     # slow.
     count = {"az": 60, "gs": 150}.get(bucket.name[:2], 1100)
@@ -179,7 +181,7 @@ def test_a_listing_shows_one_level_and_more_than_one_page(bucket: Bucket) -> Non
     assert bucket.below("m") == []
 
 
-def test_what_is_missing_is_said(bucket: Bucket) -> None:
+def test_what_is_missing_is_said(bucket: ObjectBucket) -> None:
     with pytest.raises(ObjectMissingError, match="there is no such object"):
         bucket.get("none")
     with pytest.raises(ObjectMissingError):

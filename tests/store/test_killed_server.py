@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import (
     ObjectChangedError,
     ObjectExistsError,
@@ -25,7 +25,7 @@ MIB = 1 << 20
 WRITERS = 4
 
 
-def open_at(server: Server, name: str) -> Bucket:
+def open_at(server: Server, name: str) -> ObjectBucket:
     options = StoreOptions(
         endpoint=server.endpoint,
         region=REGION,

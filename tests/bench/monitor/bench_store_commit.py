@@ -40,7 +40,7 @@ from trainsync.monitor.client.http import HttpMonitorClient
 from trainsync.storage import block_digests
 from trainsync.storage.digest import format_digest, new_hasher
 from trainsync.storage.objects import commits, keys
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.live import names
 from trainsync.storage.objects.live.records import StoredRecords
 from trainsync.storage.objects.of_run import MONITOR_LIMITS, open_run_store
@@ -76,7 +76,7 @@ def run() -> Iterator[Figure]:
 @contextmanager
 def _playing(
     url: str, play: Callable[[Connection, str, str, Path], None]
-) -> Iterator[tuple[Connection, Bucket]]:
+) -> Iterator[tuple[Connection, ObjectBucket]]:
     """A monitor of the run at ``url``, and a second process that has claimed its attempt."""
     signer, store = Signer(), open_run_store(url, MONITOR_LIMITS)
     monitor = RunningMonitor(FakeApi(signer), None, bucket=store, verify=Verify.SIZE)
@@ -104,11 +104,11 @@ def _client(monitor: str, token: Path) -> HttpMonitorClient:
     return client
 
 
-def _records(store: Bucket, step: int) -> StoredRecords:
+def _records(store: ObjectBucket, step: int) -> StoredRecords:
     return StoredRecords(store, FIRST.attempt, FIRST.incarnation, CHECKPOINT, step)
 
 
-def _write(store: Bucket, step: int, rank: int) -> Receipt:
+def _write(store: ObjectBucket, step: int, rank: int) -> Receipt:
     """Put a rank's objects; its receipt, which is not put yet."""
     hasher = new_hasher()
     hasher.update(DATA)
@@ -207,7 +207,7 @@ def _ranks(pipe: Connection, monitor: str, url: str, token: Path) -> None:
     client.close()
 
 
-def _bare(store: Bucket, step: int) -> float:
+def _bare(store: ObjectBucket, step: int) -> float:
     """Seconds of the least requests for a commit, on copies of what the monitor has removed."""
     folder, manifest = f"bare/{step}", store.get(keys.manifest(CHECKPOINT, step)).data
     wanted = [f"{folder}/receipts/{rank}.json" for rank in range(PARTICIPANTS)]
@@ -276,7 +276,7 @@ def _trainer(pipe: Connection, monitor: str, url: str, token: Path) -> None:
     client.close()
 
 
-def _poll(store: Bucket, last: int, seen: Told) -> None:
+def _poll(store: ObjectBucket, last: int, seen: Told) -> None:
     while not seen or seen[-1][0] < last:
         step = commits.read_pointer(store, CHECKPOINT)
         if step is not None:

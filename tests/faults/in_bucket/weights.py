@@ -6,7 +6,7 @@ from functools import cache
 from typing import Final
 
 import torch
-from trainsync.storage.objects.bucket import Bucket, Limits
+from trainsync.storage.objects.bucket import Limits, ObjectBucket
 from trainsync.storage.objects.errors import StoreError
 from trainsync.storage.objects.opening import StoreOptions, open_store
 from trainsync.weights.errors import SupersededTrainerError, WeightsError
@@ -37,7 +37,7 @@ class Where:
     url: str
     endpoint: str
 
-    def open(self) -> Bucket:
+    def open(self) -> ObjectBucket:
         """The bucket."""
         credentials = {"access_key_id": ACCESS, "secret_access_key": SECRET}
         options = StoreOptions(self.endpoint, REGION, True, credentials, _LIMITS)

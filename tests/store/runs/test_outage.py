@@ -21,7 +21,7 @@ from trainsync.failpoints import LIVE, enabled
 from trainsync.monitor.client.store import StoreMonitorClient
 from trainsync.monitor.commit.core import CoreSettings
 from trainsync.storage.objects import commits
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import StoreError
 from trainsync.storage.objects.of_run import MONITOR_LIMITS, open_run_store
 
@@ -101,7 +101,7 @@ def store(tmp_path: Path, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) ->
     made.stop()
 
 
-def bucket(store: Store) -> Bucket:
+def bucket(store: Store) -> ObjectBucket:
     return open_run_store(store.url)
 
 

@@ -21,7 +21,7 @@ from trainsync.api.protocol import WeightsReport
 from trainsync.api.spec import SyncMethod
 from trainsync.failpoints import PUBLISH, enabled
 from trainsync.monitor.client.http import HttpMonitorClient
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.saves.incarnations import successor
 from trainsync.weights.delta.compiling import prepare
 from trainsync.weights.errors import SupersededTrainerError
@@ -315,7 +315,7 @@ def test_a_truncated_body_is_read_again_and_damage_leads_over_an_anchor(
     assert has(vllm, state(5))
 
 
-def forge(bucket: Bucket) -> None:
+def forge(bucket: ObjectBucket) -> None:
     """Give the newest version another digest."""
     there = bucket.get(INDEX)
     index = decode_index(there.data)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from trainsync.failpoints import POINTS, PUBLISH, enabled
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import StoreRefusedError, StoreUnavailableError
 from trainsync.storage.saves.incarnations import successor
 from trainsync.weights.buckets.layout import TensorMeta
@@ -383,7 +383,7 @@ def test_a_version_that_is_gone_is_said_to_be_gone(
     row = row_of(place, 1)
     with pytest.raises(WeightsReplacedError, match="version 7 is not in s3://"):
         explorer.fetch(7, row.digest, 10.0)
-    bucket: Bucket = place.open()
+    bucket: ObjectBucket = place.open()
     bucket.delete([one.key for one in row.objects])
     with pytest.raises(WeightsReplacedError, match="there is no such object"):
         take(explorer, row)

@@ -18,7 +18,7 @@ from trainsync.api.protocol import SaveKind, SaveState
 from trainsync.engines.module_engine import TrainedModule
 from trainsync.runtime.relays.committed_weights import read_stored_weights
 from trainsync.storage.objects import commits
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.manifests import Stored
 from trainsync.weights.errors import DigestMismatchError, WeightsReplacedError
 from trainsync.weights.proof.record import encode_proof
@@ -131,7 +131,9 @@ def test_a_reader_keeps_its_version_while_newer_ones_supersede_it(place: Place) 
     train(again, 1)
     keep = settings(place, **{env.CHECKPOINT_MAX_TO_KEEP: "1"})
 
-    def late(bucket: Bucket, stored: Stored, *, deadline: float) -> Mapping[str, torch.Tensor]:
+    def late(
+        bucket: ObjectBucket, stored: Stored, *, deadline: float
+    ) -> Mapping[str, torch.Tensor]:
         """The reader is slow: the manifest is read, and the objects after all that."""
         with RunContext.from_env(place.url(), environ=keep) as newer:
             newer.resume()

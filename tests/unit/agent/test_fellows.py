@@ -17,7 +17,7 @@ from trainsync.agent.checks import AgentSettingsError
 from trainsync.agent.commit_feed import CommitFeed
 from trainsync.agent.intervals import AgentIntervals
 from trainsync.agent.settings import read_settings
-from trainsync.storage.objects.bucket import Bucket, Limits
+from trainsync.storage.objects.bucket import Limits, ObjectBucket
 from trainsync.weights.errors import DeltaError, SharedMemoryError
 from trainsync.weights.staging.area import StagingArea
 from trainsync.weights.staging.index import StagedReference
@@ -159,16 +159,16 @@ def test_an_agent_opens_its_bucket_once_for_all_that_it_fetches(
 ) -> None:
     opened: list[str] = []
 
-    def open_run_store(url: str, limits: Limits) -> Bucket:
+    def open_run_store(url: str, limits: Limits) -> ObjectBucket:
         opened.append(url)
-        return Bucket(MemoryStore(), url, limits)
+        return ObjectBucket(MemoryStore(), url, limits)
 
     monkeypatch.setattr(sources, "open_run_store", open_run_store)
     (tmp_path / "token").write_text("token")
     options = ["--server=http://127.0.0.1:1", "--directory=s3://bucket/a", "--fellows", "--port=0"]
     monitor = ["--monitor=http://127.0.0.1:1", f"--token-file={tmp_path}/token", "--servers=s"]
     settings = read_settings([*options, *monitor, f"--memory={tmp_path}"], {})
-    agent = Agent(settings, CommitFeed(Bucket(MemoryStore(), "memory")))
+    agent = Agent(settings, CommitFeed(ObjectBucket(MemoryStore(), "memory")))
     assert agent.close()
     assert opened == ["s3://bucket/a"]
 

@@ -9,7 +9,7 @@ from obstore.store import MemoryStore
 from trainsync.agent.feed import FeedError
 from trainsync.agent.store_feed import StoreFeed
 from trainsync.agent.version import Version
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.saves.incarnations import successor
 from trainsync.weights.errors import SupersededTrainerError
 from trainsync.weights.transports.anchors.index import INDEX, Owner
@@ -19,12 +19,12 @@ FIRST, SECOND = Owner("run-uid", 1, "aaaa0000"), Owner("run-uid", 2, "bbbb0000")
 
 
 @pytest.fixture
-def bucket() -> Bucket:
-    return Bucket(MemoryStore(), "memory")
+def bucket() -> ObjectBucket:
+    return ObjectBucket(MemoryStore(), "memory")
 
 
 @pytest.fixture
-def trainer(bucket: Bucket) -> Iterator[AnchorPublisher]:
+def trainer(bucket: ObjectBucket) -> Iterator[AnchorPublisher]:
     made = AnchorPublisher(bucket, FIRST)
     yield made
     made.close()
@@ -41,7 +41,7 @@ def take(feed: StoreFeed, after: Version | None = None) -> Version:
     return found
 
 
-def test_versions_come_as_they_are_published(bucket: Bucket) -> None:
+def test_versions_come_as_they_are_published(bucket: ObjectBucket) -> None:
     feed = StoreFeed(bucket)
     assert feed.next(None, 0) is None
     trainer = AnchorPublisher(bucket, FIRST)
@@ -57,7 +57,7 @@ def test_versions_come_as_they_are_published(bucket: Bucket) -> None:
     trainer.close()
 
 
-def test_a_version_wakes_one_who_waits(bucket: Bucket, trainer: AnchorPublisher) -> None:
+def test_a_version_wakes_one_who_waits(bucket: ObjectBucket, trainer: AnchorPublisher) -> None:
     feed = StoreFeed(bucket, poll_seconds=0.02)
     found: list[Version | None] = []
     thread = threading.Thread(target=lambda: found.append(feed.next(None, 60)))
@@ -68,7 +68,7 @@ def test_a_version_wakes_one_who_waits(bucket: Bucket, trainer: AnchorPublisher)
 
 
 def test_a_new_attempt_is_followed_to_its_earlier_step_once_it_publishes(
-    bucket: Bucket, trainer: AnchorPublisher
+    bucket: ObjectBucket, trainer: AnchorPublisher
 ) -> None:
     publish(trainer, 4)
     publish(trainer, 5)
@@ -86,7 +86,7 @@ def test_a_new_attempt_is_followed_to_its_earlier_step_once_it_publishes(
 
 
 def test_the_same_bytes_of_a_step_have_one_tag_and_other_bytes_another(
-    bucket: Bucket, trainer: AnchorPublisher
+    bucket: ObjectBucket, trainer: AnchorPublisher
 ) -> None:
     publish(trainer, 4)
     feed = StoreFeed(bucket)
@@ -100,7 +100,7 @@ def test_the_same_bytes_of_a_step_have_one_tag_and_other_bytes_another(
 
 
 def test_a_restart_in_place_is_followed_to_its_earlier_step(
-    bucket: Bucket, trainer: AnchorPublisher
+    bucket: ObjectBucket, trainer: AnchorPublisher
 ) -> None:
     publish(trainer, 5)
     feed = StoreFeed(bucket)
@@ -114,7 +114,7 @@ def test_a_restart_in_place_is_followed_to_its_earlier_step(
 
 
 def test_a_deposed_trainers_version_is_never_told_of(
-    bucket: Bucket, trainer: AnchorPublisher
+    bucket: ObjectBucket, trainer: AnchorPublisher
 ) -> None:
     publish(trainer, 1)
     feed = StoreFeed(bucket)
@@ -129,7 +129,7 @@ def test_a_deposed_trainers_version_is_never_told_of(
 
 
 def test_another_run_of_the_store_counts_only_when_none_is_named(
-    bucket: Bucket, trainer: AnchorPublisher
+    bucket: ObjectBucket, trainer: AnchorPublisher
 ) -> None:
     publish(trainer, 1)
     ours, any_run = StoreFeed(bucket, "run-uid"), StoreFeed(bucket)
@@ -145,7 +145,7 @@ def test_another_run_of_the_store_counts_only_when_none_is_named(
 
 
 def test_an_index_that_is_damaged_or_gone_is_an_error_and_not_an_empty_run(
-    bucket: Bucket, trainer: AnchorPublisher
+    bucket: ObjectBucket, trainer: AnchorPublisher
 ) -> None:
     publish(trainer, 1)
     feed = StoreFeed(bucket)
@@ -163,7 +163,9 @@ def test_an_index_that_is_damaged_or_gone_is_an_error_and_not_an_empty_run(
     assert take(feed).step == 1
 
 
-def test_an_index_that_stays_is_not_read_again(bucket: Bucket, trainer: AnchorPublisher) -> None:
+def test_an_index_that_stays_is_not_read_again(
+    bucket: ObjectBucket, trainer: AnchorPublisher
+) -> None:
     assert bucket.look("nothing", None) is None
     publish(trainer, 1)
     known = bucket.look(INDEX, None)
@@ -177,7 +179,7 @@ def test_an_index_that_stays_is_not_read_again(bucket: Bucket, trainer: AnchorPu
     assert bucket.look(INDEX, found) is None
 
 
-def test_a_closed_feed_waits_no_longer(bucket: Bucket) -> None:
+def test_a_closed_feed_waits_no_longer(bucket: ObjectBucket) -> None:
     feed = StoreFeed(bucket)
     feed.close()
     assert feed.next(None, 600) is None

@@ -15,13 +15,13 @@ from trainsync.checkpoint.save.places import opening
 from trainsync.runtime import clients
 from trainsync.storage import digest
 from trainsync.storage.block_digests import SUFFIX, BlockHasher, beside
-from trainsync.storage.objects.bucket import Bucket, Limits
+from trainsync.storage.objects.bucket import Limits, ObjectBucket
 from trainsync.storage.saves.receipts import FileEntry
 
 from tests.unit.storage.objects.memory import manifest_of, memory
 
 
-def memory_of_every_url(monkeypatch: pytest.MonkeyPatch) -> Bucket:
+def memory_of_every_url(monkeypatch: pytest.MonkeyPatch) -> ObjectBucket:
     """A store in memory that a run's every URL opens from now on."""
     made = memory()
     for module in (opening, stored, resume, clients):
@@ -97,7 +97,7 @@ class InStore:
         self.counted = Counted(self.store)
         limits = Limits(part_bytes=part)
         # It has of obstore's methods what reading needs.
-        bucket = Bucket(self.store, "s3://b", limits, self.counted)  # type: ignore[arg-type]
+        bucket = ObjectBucket(self.store, "s3://b", limits, self.counted)  # type: ignore[arg-type]
         monkeypatch.setattr(stored, "_open", lambda url: bucket)
         if block is not None:
             files = files | {

@@ -10,7 +10,7 @@ from trainsync.checkpoint.errors import CorruptCheckpointError
 from trainsync.checkpoint.load import stored
 from trainsync.integrations.verl import stored_run
 from trainsync.storage.objects import keys
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 
 from tests.unit.storage.objects.memory import CHECKPOINT, manifest_of, memory, save
 
@@ -28,7 +28,7 @@ class Config(SimpleNamespace):
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bucket:
+def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ObjectBucket:
     """The run's, with a ``data.pt`` of steps 1 and 2."""
     made = memory()
     for module in (stored_run, stored):
@@ -63,7 +63,7 @@ def test_verl_finds_the_newest_step_and_nothing_is_left(tmp_path: Path) -> None:
     assert (config.default_local_dir, list(tmp_path.iterdir())) == (URL, [])
 
 
-def test_a_run_whose_pointer_is_gone_does_not_begin_at_step_0(bucket: Bucket) -> None:
+def test_a_run_whose_pointer_is_gone_does_not_begin_at_step_0(bucket: ObjectBucket) -> None:
     bucket.delete([keys.pointer(CHECKPOINT)])
     with pytest.raises(CorruptCheckpointError, match="names no step, and step 2 is committed"):
         found_by_verl(Config())

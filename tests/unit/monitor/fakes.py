@@ -16,7 +16,7 @@ from trainsync.kube.client import KubeError, Object
 from trainsync.monitor.page.feed import AGES, MaxAges
 from trainsync.monitor.server.app import Process
 from trainsync.monitor.server.settings import MonitorServerSettings
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 
 from tests.ports import port_of, reserved_port
 from tests.waiting import eventually
@@ -160,7 +160,7 @@ class RunningMonitor:
         host: str = "127.0.0.1",
         port: int = 0,
         page_ages: MaxAges = AGES,
-        bucket: Bucket | None = None,
+        bucket: ObjectBucket | None = None,
         sync_method: SyncMethod = SyncMethod.CHECKPOINT,
         verify: Verify = Verify.DIGEST,
     ) -> None:

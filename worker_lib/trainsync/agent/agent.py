@@ -43,7 +43,7 @@ from trainsync.engines.servers.vllm import VLLMServer
 from trainsync.runtime.relays.committed_weights import read_stored_weights, read_weights
 from trainsync.runtime.sync_store import limits_within
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.of_run import open_run_store
 from trainsync.weights.staging.area import StagingArea
 
@@ -281,7 +281,7 @@ class Agent:
                 self._hosts.close()
         return ended
 
-    def _passing_on(self, bucket: Bucket | None) -> "_PassingOn":
+    def _passing_on(self, bucket: ObjectBucket | None) -> "_PassingOn":
         """Raises `OSError`: nothing can be listened on, or kept in the memory.
 
         Args:

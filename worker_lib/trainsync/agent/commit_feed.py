@@ -13,7 +13,7 @@ from trainsync.monitor.ledger.saves import CommittedInfo
 from trainsync.monitor.store.origin import same_weights
 from trainsync.storage.errors import DamagedFileError, StorageError
 from trainsync.storage.objects import commits, keys, manifests
-from trainsync.storage.objects.bucket import Blob, Bucket
+from trainsync.storage.objects.bucket import Blob, ObjectBucket
 from trainsync.storage.objects.live import names
 from trainsync.storage.objects.live.term import Term, decode_term
 from trainsync.storage.saves.incarnations import generation
@@ -45,7 +45,7 @@ class CommitFeed:
     """
 
     def __init__(
-        self, bucket: Bucket, run_uid: str | None = None, poll_seconds: float = _POLL_SECONDS
+        self, bucket: ObjectBucket, run_uid: str | None = None, poll_seconds: float = _POLL_SECONDS
     ) -> None:
         self._bucket = bucket
         self._run_uid = run_uid

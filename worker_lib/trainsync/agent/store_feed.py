@@ -7,7 +7,7 @@ from typing import Final
 from trainsync.agent.feed import FeedError
 from trainsync.agent.version import Version, in_store
 from trainsync.storage.errors import StorageError
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.weights.transports.anchors.index import IndexLook, WeightsIndex
 
 _POLL_SECONDS: Final = 1.0
@@ -28,7 +28,7 @@ class StoreFeed:
     """
 
     def __init__(
-        self, bucket: Bucket, run_uid: str | None = None, poll_seconds: float = _POLL_SECONDS
+        self, bucket: ObjectBucket, run_uid: str | None = None, poll_seconds: float = _POLL_SECONDS
     ) -> None:
         self._bucket = bucket
         self._run_uid = run_uid

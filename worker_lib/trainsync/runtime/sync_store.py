@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from trainsync.api import env
 from trainsync.runtime.errors import SettingsError
 from trainsync.storage.objects.address import parse
-from trainsync.storage.objects.bucket import Bucket, Limits
+from trainsync.storage.objects.bucket import Limits, ObjectBucket
 from trainsync.storage.objects.errors import StoreUrlError
 from trainsync.storage.objects.of_run import credentials
 from trainsync.storage.objects.opening import StoreOptions, open_store
@@ -31,7 +31,7 @@ class SyncStore:
             env.SYNC_STORE_ALLOW_HTTP: "true" if self.allow_http else None,
         }
 
-    def open(self, timeout: float) -> Bucket:
+    def open(self, timeout: float) -> ObjectBucket:
         """The store, with credentials of this process. Nothing is asked of it yet.
 
         Args:

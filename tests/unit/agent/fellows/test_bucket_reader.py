@@ -18,7 +18,7 @@ from trainsync.agent.fellows.holding import Holding
 from trainsync.agent.fellows.reader import FellowsBucketReader
 from trainsync.agent.fellows.versions import HeldVersions
 from trainsync.api.protocol import Fellow, SaveKind
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.manifests import Stored
 from trainsync.storage.saves.manifest import Manifest
 from trainsync.storage.saves.receipts import FileEntry
@@ -32,7 +32,9 @@ _WITHOUT = {"read": torch.ones(3)}
 """What is read where the memory has no room."""
 
 
-def _read_bucket(bucket: Bucket, stored: Stored, *, deadline: float) -> Mapping[str, torch.Tensor]:
+def _read_bucket(
+    bucket: ObjectBucket, stored: Stored, *, deadline: float
+) -> Mapping[str, torch.Tensor]:
     return _WITHOUT
 
 
@@ -42,7 +44,7 @@ class Place:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder = folder
         self._stack = stack
-        self.bucket = Bucket(MemoryStore(), "memory")
+        self.bucket = ObjectBucket(MemoryStore(), "memory")
         self.fellows: list[Fellow] = []
         self.data = {path: os.urandom(size) for path, size in _SIZES.items()}
         keys = {path: f"objects/global_step_1/run-x/{path}" for path in self.data}
@@ -64,7 +66,7 @@ class Place:
         )
         self.stored = Stored(manifest, keys, "sha256:" + "0" * 64)
 
-    def agent(self, name: str, bucket: Bucket | None = None) -> "Taking":
+    def agent(self, name: str, bucket: ObjectBucket | None = None) -> "Taking":
         return Taking(self, self._folder / name, name, bucket or self.bucket, self._stack)
 
     def held(self, name: str, size: int, data: bytes) -> Holding:
@@ -79,7 +81,7 @@ class Taking(Part):
     """An agent's part that reads versions."""
 
     def __init__(
-        self, place: Place, folder: Path, name: str, bucket: Bucket, stack: ExitStack
+        self, place: Place, folder: Path, name: str, bucket: ObjectBucket, stack: ExitStack
     ) -> None:
         super().__init__(lambda: place.fellows, name, stack)
         self._place = place
@@ -110,7 +112,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 def test_the_head_of_a_chain_alone_reads_the_bucket_and_the_log_says_so(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
-    nothing = Bucket(MemoryStore(), "nothing")
+    nothing = ObjectBucket(MemoryStore(), "nothing")
     chain = [place.agent("a"), place.agent("b", nothing), place.agent("c", nothing)]
     place.fellows = [agent.fellow for agent in chain]
     with caplog.at_level(logging.INFO):

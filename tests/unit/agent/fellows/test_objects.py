@@ -12,7 +12,7 @@ from obstore.store import MemoryStore
 from trainsync.agent.fellows.holding import Holding
 from trainsync.agent.fellows.objects import FellowsObjects
 from trainsync.api.protocol import Fellow
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import ObjectMissingError, StoreUnavailableError
 from trainsync.storage.saves.receipts import FileEntry
 from trainsync.weights.errors import DigestMismatchError
@@ -31,7 +31,7 @@ class Place:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder = folder
         self._stack = stack
-        self.bucket = Bucket(MemoryStore(), "memory")
+        self.bucket = ObjectBucket(MemoryStore(), "memory")
         self.fellows: list[Fellow] = []
         self.objects = [self.put("1-00.anchor", 3_000_001), self.put("2-00.delta", 5)]
 
@@ -44,7 +44,7 @@ class Place:
     def data(self, stored: StoredObject) -> bytes:
         return self.bucket.get(stored.key).data
 
-    def agent(self, name: str, bucket: Bucket | None = None) -> "Taking":
+    def agent(self, name: str, bucket: ObjectBucket | None = None) -> "Taking":
         return Taking(self, self._folder / name, name, self._stack, bucket or self.bucket)
 
 
@@ -52,7 +52,7 @@ class Taking(Part):
     """An agent's part that reads objects."""
 
     def __init__(
-        self, place: Place, folder: Path, name: str, stack: ExitStack, bucket: Bucket
+        self, place: Place, folder: Path, name: str, stack: ExitStack, bucket: ObjectBucket
     ) -> None:
         super().__init__(lambda: place.fellows, name, stack)
         self.folder = folder
@@ -72,7 +72,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def test_the_head_of_a_chain_alone_reads_the_store(place: Place) -> None:
-    nothing = Bucket(MemoryStore(), "nothing")
+    nothing = ObjectBucket(MemoryStore(), "nothing")
     chain = [place.agent("a"), place.agent("b", nothing), place.agent("c", nothing)]
     place.fellows = [agent.fellow for agent in chain]
     size = sum(stored.bytes for stored in place.objects)
@@ -145,8 +145,8 @@ def test_memory_is_given_back_once_where_a_read_of_another_way_was_under_way(pla
     others = [place.put(f"{number}-00.anchor", anchor.bytes) for number in (3, 4)]
     read_again: list[bytes] = []
 
-    class Overtaken(Bucket):
-        def until(self, deadline: float) -> Bucket:
+    class Overtaken(ObjectBucket):
+        def until(self, deadline: float) -> ObjectBucket:
             if not read_again:
                 read_again.append(b"")  # the second read ends while the first one goes on
                 read_again[:] = [agent.take(anchor)]

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 
 from tests.unit.checkpoint.in_store import memory_of_every_url
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bucket:
+def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ObjectBucket:
     """The store that every URL names; ``TMPDIR`` is a directory of the test's own."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return memory_of_every_url(monkeypatch)

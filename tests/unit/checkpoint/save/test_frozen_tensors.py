@@ -17,7 +17,7 @@ from trainsync.storage.block_digests import beside
 from trainsync.storage.copying.store import StoreSource
 from trainsync.storage.digest import file_digest
 from trainsync.storage.objects import commits, inspecting, keys
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.live import references
 from trainsync.storage.objects.live.records import StoredRecords
 from trainsync.storage.objects.live.term import read_term
@@ -33,7 +33,7 @@ ALL = FROZEN + 1
 
 
 @pytest.fixture
-def ctx(bucket: Bucket) -> Iterator[RunContext]:
+def ctx(bucket: ObjectBucket) -> Iterator[RunContext]:
     with context() as made:
         yield made
 
@@ -60,18 +60,18 @@ class Training:
         self.saving.finish(step, timeout=60)
 
 
-def base_step(bucket: Bucket, step: int) -> int | None:
+def base_step(bucket: ObjectBucket, step: int) -> int | None:
     """The step that put the object which has a part of the model's file of ``step``."""
     base = commits.read_manifest(bucket, CHECKPOINT, step).bases.get(MODEL)
     return None if base is None else keys.step_of(base.key)
 
 
-def objects(bucket: Bucket) -> int:
+def objects(bucket: ObjectBucket) -> int:
     """Bytes of all shards."""
     return sum(info.bytes for info in bucket.below(keys.OBJECTS))
 
 
-def load(bucket: Bucket, step: int) -> dict[str, torch.Tensor]:
+def load(bucket: ObjectBucket, step: int) -> dict[str, torch.Tensor]:
     """From the store, as if ``step`` were the newest."""
     found = commits.read_manifest(bucket, CHECKPOINT, step)
     files = stored.StoredFiles.named_by(URL, found)
@@ -80,7 +80,7 @@ def load(bucket: Bucket, step: int) -> dict[str, torch.Tensor]:
     return loaded
 
 
-def check(bucket: Bucket, saved: dict[int, dict[str, torch.Tensor]]) -> None:
+def check(bucket: ObjectBucket, saved: dict[int, dict[str, torch.Tensor]]) -> None:
     """Every committed step is whole, and has what was saved."""
     found = inspecting.check_all_sizes(bucket)
     for one in inspecting.check_digests(bucket, found, threads=2):
@@ -90,7 +90,9 @@ def check(bucket: Bucket, saved: dict[int, dict[str, torch.Tensor]]) -> None:
         assert all(torch.equal(loaded[name], value) for name, value in saved[step].items())
 
 
-def test_frozen_tensors_of_a_component_are_written_once(ctx: RunContext, bucket: Bucket) -> None:
+def test_frozen_tensors_of_a_component_are_written_once(
+    ctx: RunContext, bucket: ObjectBucket
+) -> None:
     training = Training(ctx)
     training.save(1)
     first = objects(bucket)
@@ -111,7 +113,9 @@ def test_frozen_tensors_of_a_component_are_written_once(ctx: RunContext, bucket:
     assert term.version == 2, "releases that would remove shared objects refuse the run"
 
 
-def test_what_older_releases_would_misread_they_refuse(ctx: RunContext, bucket: Bucket) -> None:
+def test_what_older_releases_would_misread_they_refuse(
+    ctx: RunContext, bucket: ObjectBucket
+) -> None:
     training = Training(ctx)
     for step in (1, 2):
         training.save(step)
@@ -120,7 +124,9 @@ def test_what_older_releases_would_misread_they_refuse(ctx: RunContext, bucket: 
     assert b'"version": 1' in bucket.get(keys.manifest(CHECKPOINT, 1)).data
 
 
-def test_a_file_that_is_as_before_is_kept_with_its_base(ctx: RunContext, bucket: Bucket) -> None:
+def test_a_file_that_is_as_before_is_kept_with_its_base(
+    ctx: RunContext, bucket: ObjectBucket
+) -> None:
     training = Training(ctx)
     for step in (1, 2):
         training.save(step)
@@ -134,7 +140,9 @@ def test_a_file_that_is_as_before_is_kept_with_its_base(ctx: RunContext, bucket:
 
 
 @pytest.mark.parametrize("keep", ["1", "5"])
-def test_a_base_outlives_its_step_as_long_as_a_step_needs_it(bucket: Bucket, keep: str) -> None:
+def test_a_base_outlives_its_step_as_long_as_a_step_needs_it(
+    bucket: ObjectBucket, keep: str
+) -> None:
     with context(TRAINSYNC_CHECKPOINT_MAX_TO_KEEP=keep) as ctx:
         training = Training(ctx)
         for step in (1, 2, 3):
@@ -150,7 +158,7 @@ def test_a_base_outlives_its_step_as_long_as_a_step_needs_it(bucket: Bucket, kee
             check(bucket, training.saved)
 
 
-def test_a_monitor_that_reads_before_it_commits_reads_both_objects(bucket: Bucket) -> None:
+def test_a_monitor_that_reads_before_it_commits_reads_both_objects(bucket: ObjectBucket) -> None:
     with context(**{env.CHECKPOINT_VERIFY: "digest"}) as ctx:
         training = Training(ctx)
         for step in (1, 2):
@@ -164,7 +172,7 @@ def test_a_monitor_that_reads_before_it_commits_reads_both_objects(bucket: Bucke
     assert commits.committed_steps(bucket, CHECKPOINT) == [1, 2, 4]
 
 
-def test_after_a_restart_the_rest_is_kept_still(bucket: Bucket) -> None:
+def test_after_a_restart_the_rest_is_kept_still(bucket: ObjectBucket) -> None:
     saved = {}
     with context() as ctx:
         training = Training(ctx)
@@ -185,7 +193,7 @@ def test_after_a_restart_the_rest_is_kept_still(bucket: Bucket) -> None:
     check(bucket, saved)
 
 
-def test_what_all_changes_is_written_plainly(ctx: RunContext, bucket: Bucket) -> None:
+def test_what_all_changes_is_written_plainly(ctx: RunContext, bucket: ObjectBucket) -> None:
     training = Training(ctx, frozen=0)
     for step in (1, 2, 3):
         training.save(step)
@@ -194,7 +202,7 @@ def test_what_all_changes_is_written_plainly(ctx: RunContext, bucket: Bucket) ->
     check(bucket, training.saved)
 
 
-def test_layers_that_are_frozen_later_get_a_base(ctx: RunContext, bucket: Bucket) -> None:
+def test_layers_that_are_frozen_later_get_a_base(ctx: RunContext, bucket: ObjectBucket) -> None:
     training = Training(ctx, frozen=0)
     for step in (1, 2):
         training.save(step)
@@ -206,7 +214,7 @@ def test_layers_that_are_frozen_later_get_a_base(ctx: RunContext, bucket: Bucket
     check(bucket, training.saved)
 
 
-def test_damage_is_blamed_on_the_object_that_has_it(ctx: RunContext, bucket: Bucket) -> None:
+def test_damage_is_blamed_on_the_object_that_has_it(ctx: RunContext, bucket: ObjectBucket) -> None:
     training = Training(ctx)
     for step in (1, 2, 3):
         training.save(step)
@@ -228,7 +236,7 @@ def test_damage_is_blamed_on_the_object_that_has_it(ctx: RunContext, bucket: Buc
 
 
 def test_a_base_that_is_gone_is_damage_and_the_next_save_is_whole(
-    ctx: RunContext, bucket: Bucket
+    ctx: RunContext, bucket: ObjectBucket
 ) -> None:
     training = Training(ctx)
     for step in (1, 2):
@@ -243,7 +251,7 @@ def test_a_base_that_is_gone_is_damage_and_the_next_save_is_whole(
     assert inspecting.size_findings(bucket, commits.read_manifest(bucket, CHECKPOINT, 3)) == []
 
 
-def test_a_copy_reads_the_whole_file(ctx: RunContext, bucket: Bucket) -> None:
+def test_a_copy_reads_the_whole_file(ctx: RunContext, bucket: ObjectBucket) -> None:
     training = Training(ctx)
     for step in (1, 2):
         training.save(step)
@@ -253,7 +261,7 @@ def test_a_copy_reads_the_whole_file(ctx: RunContext, bucket: Bucket) -> None:
 
 
 def test_the_receipt_says_what_older_releases_would_not_understand(
-    ctx: RunContext, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+    ctx: RunContext, bucket: ObjectBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     receipts: list[Receipt] = []
     write = StoredRecords.write_receipt
@@ -274,7 +282,7 @@ def test_the_receipt_says_what_older_releases_would_not_understand(
     assert second.kept_bytes > (FROZEN - 0.5) * MIB
 
 
-def flip(bucket: Bucket, key: str) -> bytes:
+def flip(bucket: ObjectBucket, key: str) -> bytes:
     """Change a bit in the middle of an object; its bytes before."""
     data = bytearray(sound := bucket.get(key).data)
     data[len(data) // 2] ^= 1
@@ -284,7 +292,7 @@ def flip(bucket: Bucket, key: str) -> bytes:
 
 
 def test_memory_has_the_whole_file(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: ObjectBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = tmp_path / "memory"
     memory.mkdir()

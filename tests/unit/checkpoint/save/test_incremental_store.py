@@ -13,7 +13,7 @@ from trainsync.checkpoint.load.loading import load_shard
 from trainsync.checkpoint.save.places.unchanged import KnownFile, KnownFiles
 from trainsync.storage.block_digests import BlockDigests, beside
 from trainsync.storage.objects import commits, inspecting, keys
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.live import names, references
 from trainsync.storage.objects.live.term import read_term
 from trainsync.storage.saves.receipts import FileEntry, Participant
@@ -29,7 +29,7 @@ NAMES = ("model", "reference")
 
 
 @pytest.fixture
-def ctx(bucket: Bucket) -> Iterator[RunContext]:
+def ctx(bucket: ObjectBucket) -> Iterator[RunContext]:
     with context() as made:
         yield made
 
@@ -53,18 +53,18 @@ class Training:
         self.saving.finish(step, timeout=60)
 
 
-def kept(bucket: Bucket, step: int) -> dict[str, int]:
+def kept(bucket: ObjectBucket, step: int) -> dict[str, int]:
     """The files that a step has of another one, and of which."""
     found = commits.read_manifest(bucket, CHECKPOINT, step).kept
     return {path: keys.step_of(key) for path, key in found.items()}
 
 
-def steps_of_objects(bucket: Bucket) -> set[int]:
+def steps_of_objects(bucket: ObjectBucket) -> set[int]:
     return {keys.step_of(info.key) for info in bucket.below(keys.OBJECTS)}
 
 
 def test_a_component_that_has_not_changed_is_not_written_again(
-    ctx: RunContext, bucket: Bucket
+    ctx: RunContext, bucket: ObjectBucket
 ) -> None:
     training = Training(ctx)
     for step in (1, 2, 3):
@@ -83,7 +83,7 @@ def test_a_component_that_has_not_changed_is_not_written_again(
     assert references.pinned(bucket) == set(), "all saves have ended"
 
 
-def test_an_object_that_is_gone_is_written_again(ctx: RunContext, bucket: Bucket) -> None:
+def test_an_object_that_is_gone_is_written_again(ctx: RunContext, bucket: ObjectBucket) -> None:
     training = Training(ctx)
     training.save(1)
     training.save(2)
@@ -104,7 +104,7 @@ def test_after_an_aborted_save_the_next_one_is_written_in_full() -> None:
 
 
 def test_objects_named_by_a_step_stay_while_a_save_may_have_them_of_one_that_is_gone(
-    ctx: RunContext, bucket: Bucket
+    ctx: RunContext, bucket: ObjectBucket
 ) -> None:
     training = Training(ctx)
     training.save(1)
@@ -116,7 +116,7 @@ def test_objects_named_by_a_step_stay_while_a_save_may_have_them_of_one_that_is_
     assert bucket.size(shared) is not None
 
 
-def _load(ctx: RunContext, bucket: Bucket, step: int, path: str) -> torch.Tensor:
+def _load(ctx: RunContext, bucket: ObjectBucket, step: int, path: str) -> torch.Tensor:
     """From the store as if ``step`` were the newest."""
     found = commits.read_manifest(bucket, CHECKPOINT, step)
     files = stored.StoredFiles.named_by(URL, found)
@@ -125,7 +125,9 @@ def _load(ctx: RunContext, bucket: Bucket, step: int, path: str) -> torch.Tensor
     return weight
 
 
-def test_a_component_that_changes_again_is_written_again(ctx: RunContext, bucket: Bucket) -> None:
+def test_a_component_that_changes_again_is_written_again(
+    ctx: RunContext, bucket: ObjectBucket
+) -> None:
     training = Training(ctx)
     training.save(1)
     training.frozen = 5.0
@@ -135,7 +137,7 @@ def test_a_component_that_changes_again_is_written_again(ctx: RunContext, bucket
     assert kept(bucket, 3) == {REFERENCE: 2, beside(REFERENCE): 2}
 
 
-def test_without_the_option_everything_is_written(bucket: Bucket) -> None:
+def test_without_the_option_everything_is_written(bucket: ObjectBucket) -> None:
     with RunContext.from_env(URL, environ={}) as ctx:
         training = Training(ctx)
         training.save(1)
@@ -143,7 +145,7 @@ def test_without_the_option_everything_is_written(bucket: Bucket) -> None:
     assert kept(bucket, 2) == {}
 
 
-def test_objects_outlive_the_step_that_wrote_them(bucket: Bucket) -> None:
+def test_objects_outlive_the_step_that_wrote_them(bucket: ObjectBucket) -> None:
     with context(TRAINSYNC_CHECKPOINT_MAX_TO_KEEP="1") as ctx:
         training = Training(ctx)
         for step in (1, 2, 3):
@@ -157,7 +159,7 @@ def test_objects_outlive_the_step_that_wrote_them(bucket: Bucket) -> None:
 
 @pytest.mark.parametrize("keep", ["1", "5"])
 def test_a_process_that_resumes_writes_again_only_what_has_changed(
-    bucket: Bucket, keep: str
+    bucket: ObjectBucket, keep: str
 ) -> None:
     environ = {"TRAINSYNC_CHECKPOINT_MAX_TO_KEEP": keep}
     with context(**environ) as ctx:
@@ -180,7 +182,7 @@ def test_a_process_that_resumes_writes_again_only_what_has_changed(
     assert steps_of_objects(bucket) == ({1, 4} if keep == "1" else {1, 2, 3, 4})
 
 
-def test_a_process_that_has_not_resumed_writes_in_full(bucket: Bucket) -> None:
+def test_a_process_that_has_not_resumed_writes_in_full(bucket: ObjectBucket) -> None:
     with context() as ctx:
         Training(ctx).save(1)
     with context() as ctx:
@@ -191,7 +193,7 @@ def test_a_process_that_has_not_resumed_writes_in_full(bucket: Bucket) -> None:
     assert kept(bucket, 3) == {REFERENCE: 2, beside(REFERENCE): 2}
 
 
-def test_what_has_changed_over_a_restart_is_written(bucket: Bucket) -> None:
+def test_what_has_changed_over_a_restart_is_written(bucket: ObjectBucket) -> None:
     with context() as ctx:
         Training(ctx).save(1)
     with context() as ctx:
@@ -202,7 +204,7 @@ def test_what_has_changed_over_a_restart_is_written(bucket: Bucket) -> None:
 
 @pytest.mark.parametrize("which", ["the file", "its blocks' digests", "their bytes"])
 def test_what_is_gone_or_damaged_of_the_step_resumed_from_is_written(
-    bucket: Bucket, which: str
+    bucket: ObjectBucket, which: str
 ) -> None:
     with context() as ctx:
         Training(ctx).save(1)
@@ -220,7 +222,7 @@ def test_what_is_gone_or_damaged_of_the_step_resumed_from_is_written(
     assert inspecting.size_findings(bucket, commits.read_manifest(bucket, CHECKPOINT, 2)) == []
 
 
-def test_small_states_are_written_again(ctx: RunContext, bucket: Bucket) -> None:
+def test_small_states_are_written_again(ctx: RunContext, bucket: ObjectBucket) -> None:
     saving = ctx.coordinator(0, 1)
     for step in (1, 2):
         saving.register(step, checkpoint_participants=all_ranks("model", world_size=1))
@@ -229,7 +231,7 @@ def test_small_states_are_written_again(ctx: RunContext, bucket: Bucket) -> None
     assert kept(bucket, 2) == {}
 
 
-def test_releases_that_would_remove_shared_objects_refuse_the_run(bucket: Bucket) -> None:
+def test_releases_that_would_remove_shared_objects_refuse_the_run(bucket: ObjectBucket) -> None:
     with context() as ctx:
         training = Training(ctx)
         training.save(1)
@@ -241,14 +243,14 @@ def test_releases_that_would_remove_shared_objects_refuse_the_run(bucket: Bucket
     assert _version(bucket) == 2
 
 
-def _version(bucket: Bucket) -> int:
+def _version(bucket: ObjectBucket) -> int:
     term = read_term(bucket)
     assert term is not None
     return term.version
 
 
 def test_verify_reads_an_object_once_and_blames_every_step_that_names_it(
-    ctx: RunContext, bucket: Bucket
+    ctx: RunContext, bucket: ObjectBucket
 ) -> None:
     training = Training(ctx)
     for step in (1, 2, 3):

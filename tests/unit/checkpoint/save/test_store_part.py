@@ -17,7 +17,7 @@ from trainsync.checkpoint.save.places import uploading
 from trainsync.checkpoint.save.places.store import StorePart, StorePlace
 from trainsync.storage.block_digests import BLOCK, beside, decode
 from trainsync.storage.errors import UnsafePathError
-from trainsync.storage.objects.bucket import Bucket, Limits
+from trainsync.storage.objects.bucket import Limits, ObjectBucket
 from trainsync.storage.objects.errors import StoreRefusedError, StoreUnavailableError
 from trainsync.storage.objects.live.term import Tenure
 from trainsync.storage.patience import Patience
@@ -86,7 +86,7 @@ def refuse_first(count: int, error: Exception) -> Callable[[str], object]:
 
 
 def patient(store: Faulty, **bounds: Any) -> StorePart:
-    place = StorePlace(Bucket(store, "s3://b"), 0, "a" * 8)  # type: ignore[arg-type]
+    place = StorePlace(ObjectBucket(store, "s3://b"), 0, "a" * 8)  # type: ignore[arg-type]
     short = {"first_wait_seconds": 0.01, "longest_wait_seconds": 0.02}
     patience = Patience(**{"until": time.monotonic() + 60, **short, **bounds})
     return place.part(SaveKind.CHECKPOINT, 5, MODEL, patience)

@@ -17,7 +17,7 @@ from trainsync.checkpoint.errors import (
 from trainsync.checkpoint.load.loading import load_shard
 from trainsync.checkpoint.load.verify import verify
 from trainsync.storage.objects import commits
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import StoreUnavailableError
 
 URL = "s3://bucket/runs/a"
@@ -26,7 +26,7 @@ STATE = {"weight": torch.arange(1000.0)}
 
 
 @pytest.fixture
-def ctx(bucket: Bucket) -> Iterator[RunContext]:
+def ctx(bucket: ObjectBucket) -> Iterator[RunContext]:
     with RunContext.from_env(URL, environ={}) as made:
         yield made
 
@@ -38,7 +38,9 @@ def save(ctx: RunContext, step: int, source: Any = STATE, **given: Any) -> None:
     coordinator.finish(step, timeout=60)
 
 
-def test_a_run_goes_on_from_what_it_saved(ctx: RunContext, bucket: Bucket, tmp_path: Path) -> None:
+def test_a_run_goes_on_from_what_it_saved(
+    ctx: RunContext, bucket: ObjectBucket, tmp_path: Path
+) -> None:
     assert ctx.resume() is None
     save(ctx, 3, attachments={"note.json": b"{}", "empty": b""})
     ctx.close()
@@ -55,7 +57,7 @@ def test_a_run_goes_on_from_what_it_saved(ctx: RunContext, bucket: Bucket, tmp_p
 
 
 def test_what_a_function_wrote_is_put_and_leaves_no_file(
-    ctx: RunContext, bucket: Bucket, tmp_path: Path
+    ctx: RunContext, bucket: ObjectBucket, tmp_path: Path
 ) -> None:
     def write(directory: Path) -> None:
         (directory / "deep").mkdir()
@@ -68,7 +70,7 @@ def test_what_a_function_wrote_is_put_and_leaves_no_file(
 
 
 def test_an_upload_that_fails_is_begun_anew_from_the_staged_copy(
-    ctx: RunContext, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+    ctx: RunContext, bucket: ObjectBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upload, failed = bucket.upload, []
 
@@ -99,7 +101,7 @@ def test_what_needs_a_directory_is_refused_in_a_sentence(ctx: RunContext) -> Non
 
 
 def test_changed_bytes_are_not_loaded_and_are_not_resumed_from_again(
-    ctx: RunContext, bucket: Bucket
+    ctx: RunContext, bucket: ObjectBucket
 ) -> None:
     save(ctx, 1)
     save(ctx, 2)

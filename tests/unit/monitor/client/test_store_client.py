@@ -13,7 +13,7 @@ from trainsync.api.protocol import (
 from trainsync.monitor.client.store import StoreMonitorClient, StoreRankClient, next_attempt
 from trainsync.monitor.errors import ClaimRefusedError, FencedError, InvalidRequestError
 from trainsync.monitor.ledger.saves import SaveOwner
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.live.records import StoredRecords
 
 from tests.unit.monitor.store.runs import ONE, TWO, Run, request
@@ -36,7 +36,7 @@ class Ranks:
         return SaveOwner(0, INCARNATION)
 
 
-def rank_client(bucket: Bucket) -> StoreRankClient:
+def rank_client(bucket: ObjectBucket) -> StoreRankClient:
     return StoreRankClient(bucket, attempt=0, incarnation=INCARNATION)
 
 
@@ -122,7 +122,7 @@ def test_other_participants_and_another_state_dict_are_refused(ranks: Ranks) -> 
 class StoreHost:
     """The host of another attempt, for as long as the body runs."""
 
-    def __init__(self, bucket: Bucket, attempt: int) -> None:
+    def __init__(self, bucket: ObjectBucket, attempt: int) -> None:
         self._client = StoreMonitorClient(
             bucket, attempt=attempt, incarnation=f"aaaaaaaa{attempt}", tick_seconds=0.02
         )

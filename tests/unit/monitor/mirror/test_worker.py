@@ -17,7 +17,7 @@ from trainsync.monitor.mirror import worker
 from trainsync.monitor.mirror.settings import MirrorSettings
 from trainsync.monitor.mirror.worker import Mirror, MirrorTimes
 from trainsync.storage.objects import commits, inspecting
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import StoreRefusedError
 from trainsync.storage.saves.manifest import committed_steps
 
@@ -59,7 +59,7 @@ class World:
         self.noted = Noted()
         self.may_write = threading.Event()
         self.may_write.set()
-        self.opened: Callable[[MirrorSettings], Bucket] = lambda _: self.bucket
+        self.opened: Callable[[MirrorSettings], ObjectBucket] = lambda _: self.bucket
         self.times = TIMES
 
     @contextmanager
@@ -121,7 +121,7 @@ def test_the_last_steps_and_lasting_ones_stay(world: World) -> None:
 
 
 def test_failures_are_told_and_tried_again_and_the_state_has_the_sentence(world: World) -> None:
-    def refuses(_: MirrorSettings) -> Bucket:
+    def refuses(_: MirrorSettings) -> ObjectBucket:
         raise StoreRefusedError("s3://bucket/run: the credentials are refused")
 
     world.opened = refuses
@@ -142,13 +142,13 @@ def test_a_monitor_that_may_not_write_copies_nothing_and_stops_amid_a_copy(
     with world.mirroring():
         assert not threading.Event().wait(0.2)
         assert world.there == []
-        put = Bucket.upload
+        put = ObjectBucket.upload
 
         def deposed(*arguments: Any, **named: Any) -> Any:
             world.may_write.clear()
             return put(*arguments, **named)
 
-        monkeypatch.setattr(Bucket, "upload", deposed)
+        monkeypatch.setattr(ObjectBucket, "upload", deposed)
         world.may_write.set()
         eventually(lambda: not world.may_write.is_set())
     assert world.there == []
@@ -193,7 +193,7 @@ def test_what_a_lasting_step_of_another_history_is_called_keeps_newer_ones_from_
 def test_a_long_outage_ends_no_thread(world: World) -> None:
     """A wait that doubles each time is no number any more after a thousand failures."""
 
-    def refuses(_: MirrorSettings) -> Bucket:
+    def refuses(_: MirrorSettings) -> ObjectBucket:
         raise StoreRefusedError("s3://bucket/run: the credentials are refused")
 
     world.opened = refuses

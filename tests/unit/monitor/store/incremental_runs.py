@@ -12,7 +12,7 @@ from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.store.core import StoreCore
 from trainsync.storage.digest import format_digest, new_hasher
 from trainsync.storage.objects import commits, inspecting, parts, removal
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.saves.receipts import Participant, Receipt
 
 from tests.unit.storage.objects.memory import memory
@@ -40,7 +40,7 @@ class Run:
 
     def __init__(self, keep: int, frozen: int = 0) -> None:
         self.frozen = frozen
-        self.bucket: Bucket = memory()
+        self.bucket: ObjectBucket = memory()
         self.keep = keep
         self.attempt = 0
         self.step = 0

@@ -19,7 +19,7 @@ from trainsync.monitor.store.core import StoreCore
 from trainsync.monitor.store.served import ServedStoreCore
 from trainsync.storage.digest import format_digest, new_hasher
 from trainsync.storage.objects import commits, keys
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.live import names
 from trainsync.storage.objects.live.records import StoredRecords
 from trainsync.storage.saves.receipts import FileEntry, Receipt
@@ -47,7 +47,7 @@ class Run:
     """A store, a clock, and monitors that are killed and made again."""
 
     def __init__(self) -> None:
-        self.bucket: Bucket = memory()
+        self.bucket: ObjectBucket = memory()
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
         self.monotonic = Clock()
 

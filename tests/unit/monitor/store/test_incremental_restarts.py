@@ -10,7 +10,7 @@ from trainsync.checkpoint.save.places import store as places
 from trainsync.checkpoint.save.places import unchanged
 from trainsync.monitor.store import tidy
 from trainsync.storage.objects import commits, inspecting, keys, removal
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.live import names, references
 
 from tests.unit.monitor.store.incremental_runs import (
@@ -123,7 +123,7 @@ def test_a_save_that_is_committed_while_orphans_are_looked_for_keeps_them(
     manifest = run.bucket.get(keys.manifest(CHECKPOINT, 1)).data
     before = references.named
 
-    def name_and_commit(bucket: Bucket) -> set[str]:
+    def name_and_commit(bucket: ObjectBucket) -> set[str]:
         run.bucket.delete([keys.manifest(CHECKPOINT, 1)])  # by retention, as the pin was put
         found = before(bucket)
         later = manifest.replace(b'"step": 1,', b'"step": 2,')
@@ -231,14 +231,14 @@ def test_a_prune_leaves_what_a_save_names_that_began_and_ended_meanwhile(
         assert go.wait(20)
         return pin(*args)
 
-    def look(bucket: Bucket, since: Any = None) -> set[int]:
+    def look(bucket: ObjectBucket, since: Any = None) -> set[int]:
         found = pinned(bucket, since)
         if removing[-1] == 2 and not go.is_set():
             go.set()
             writer.join(20)
         return found
 
-    def note(bucket: Bucket, step: int, *args: Any, **named: Any) -> bool:
+    def note(bucket: ObjectBucket, step: int, *args: Any, **named: Any) -> bool:
         removing.append(step)
         return remove(bucket, step, *args, **named)
 

@@ -13,7 +13,7 @@ from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.store.core import StoreCore
 from trainsync.storage.digest import format_digest, new_hasher
 from trainsync.storage.objects import commits, inspecting, keys
-from trainsync.storage.objects.bucket import Bucket, Limits, ObjectInfo
+from trainsync.storage.objects.bucket import Limits, ObjectBucket, ObjectInfo
 from trainsync.storage.objects.errors import StoreUnavailableError
 from trainsync.storage.objects.live import names
 from trainsync.storage.objects.live.records import StoredRecords
@@ -23,7 +23,7 @@ CHECKPOINT = SaveKind.CHECKPOINT
 PATH = "actor/model.pt"
 
 
-class LateBucket(Bucket):
+class LateBucket(ObjectBucket):
     """Its listings lack the keys that begin with one of ``hidden``; ``refused`` cannot be put."""
 
     def __init__(self) -> None:
@@ -53,7 +53,9 @@ def bucket() -> Iterator[LateBucket]:
         assert inspecting.size_findings(made, stored) == [], "what is committed is whole"
 
 
-def monitor(bucket: Bucket, attempt: int, keep: int | None = None) -> tuple[StoreCore, SaveOwner]:
+def monitor(
+    bucket: ObjectBucket, attempt: int, keep: int | None = None
+) -> tuple[StoreCore, SaveOwner]:
     core = StoreCore(
         bucket,
         CoreSettings(max_to_keep=keep),
@@ -65,7 +67,7 @@ def monitor(bucket: Bucket, attempt: int, keep: int | None = None) -> tuple[Stor
 
 
 def save(
-    bucket: Bucket,
+    bucket: ObjectBucket,
     core: StoreCore,
     owner: SaveOwner,
     step: int,

@@ -10,7 +10,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.monitor.ledger.saves import SaveKey, SaveOwner
 from trainsync.monitor.store.verifier import ObjectSizes, StoreVerifier, Verdict
 from trainsync.storage.digest import format_digest, new_hasher
-from trainsync.storage.objects.bucket import Bucket, Limits, ObjectInfo
+from trainsync.storage.objects.bucket import Limits, ObjectBucket, ObjectInfo
 from trainsync.storage.objects.errors import StoreError, StoreUnavailableError
 from trainsync.storage.objects.live import names
 from trainsync.storage.saves.receipts import FileEntry, Receipt
@@ -65,13 +65,13 @@ def key_of(receipt: Receipt) -> SaveKey:
     return SaveKey(SaveOwner(receipt.attempt, receipt.incarnation), receipt.step, receipt.kind)
 
 
-def put(bucket: Bucket, receipt: Receipt, data: bytes = DATA) -> str:
+def put(bucket: ObjectBucket, receipt: Receipt, data: bytes = DATA) -> str:
     (key,) = names.shards(receipt).values()
     bucket.create(key, data)
     return key
 
 
-def verify(verifier: StoreVerifier, bucket: Bucket, receipt: Receipt) -> Verdict | None:
+def verify(verifier: StoreVerifier, bucket: ObjectBucket, receipt: Receipt) -> Verdict | None:
     return verifier.verify(key_of(receipt), receipt, ObjectSizes(bucket))
 
 
@@ -179,7 +179,7 @@ def test_what_is_read_of_saves_that_are_over_is_forgotten_and_no_other(
     assert [verify(verifier, bucket, receipt) == NO_PROBLEM for receipt in receipts] == kept
 
 
-class Listing(Bucket):
+class Listing(ObjectBucket):
     """Counts listings, which lack the keys in ``late``."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from obstore.store import MemoryStore
 from trainsync.api.protocol import SaveKind
 from trainsync.storage import digest
 from trainsync.storage.objects import commits, keys
-from trainsync.storage.objects.bucket import Bucket, Limits
+from trainsync.storage.objects.bucket import Limits, ObjectBucket
 from trainsync.storage.saves.manifest import Manifest
 from trainsync.storage.saves.receipts import FileEntry, Participant
 
@@ -16,8 +16,8 @@ STATE_DICT = SaveKind.STATE_DICT
 DAY = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def memory(store: Any = None) -> Bucket:
-    return Bucket(MemoryStore() if store is None else store, "memory://", Limits())
+def memory(store: Any = None) -> ObjectBucket:
+    return ObjectBucket(MemoryStore() if store is None else store, "memory://", Limits())
 
 
 def manifest_of(
@@ -38,7 +38,9 @@ def manifest_of(
     )
 
 
-def save(bucket: Bucket, manifest: Manifest, data: bytes = b"data", writer: str = "w1") -> None:
+def save(
+    bucket: ObjectBucket, manifest: Manifest, data: bytes = b"data", writer: str = "w1"
+) -> None:
     """Put the objects, and commit."""
     folder = keys.writer_objects(manifest.step, manifest.attempt, manifest.incarnation, writer)
     key = keys.shard(folder, 0, manifest.files[0].path)

@@ -11,7 +11,7 @@ from obstore.store import MemoryStore
 from trainsync.storage.errors import DamagedFileError, PromotionConflictError, StepGoneError
 from trainsync.storage.objects import bucket as bucket_module
 from trainsync.storage.objects import commits, inspecting, keys, manifests, removal
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import (
     StoreRefusedError,
     StoreUnavailableError,
@@ -172,7 +172,7 @@ def test_unknown_keys_are_passed_over() -> None:
     assert manifests.decode(json.dumps(data).encode(), CHECKPOINT, 5).manifest == entry
 
 
-def found(bucket: Bucket) -> list[inspecting.StoredSave]:
+def found(bucket: ObjectBucket) -> list[inspecting.StoredSave]:
     return inspecting.check_all_sizes(bucket)
 
 

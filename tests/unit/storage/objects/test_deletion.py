@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from obstore.store import MemoryStore
-from trainsync.storage.objects.bucket import Bucket, Limits
+from trainsync.storage.objects.bucket import Limits, ObjectBucket
 from trainsync.storage.objects.errors import StoreRefusedError
 
 KEYS = [f"o/{number}" for number in range(20)]
@@ -31,9 +31,9 @@ class OneByOne:
         return getattr(self.inner, name)
 
 
-def filled() -> tuple[OneByOne, Bucket]:
+def filled() -> tuple[OneByOne, ObjectBucket]:
     store: Any = OneByOne()
-    bucket = Bucket(store, "gs://bucket", Limits())
+    bucket = ObjectBucket(store, "gs://bucket", Limits())
     for key in KEYS:
         bucket.create(key, b"x")
     return store, bucket

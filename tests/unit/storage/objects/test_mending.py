@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from obstore.store import MemoryStore
 from trainsync.storage.inspect.repair import RepairPlan
 from trainsync.storage.objects import keys, mending
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 
 from tests.unit.storage.objects.memory import CHECKPOINT, manifest_of, memory, save
 
@@ -39,7 +39,7 @@ class Cut(MemoryStore):
         return found
 
 
-def harm(bucket: Bucket, step: int, state: str) -> None:
+def harm(bucket: ObjectBucket, step: int, state: str) -> None:
     (key,) = [info.key for info in bucket.below(keys.step_objects(step))]
     manifest = bucket.get(keys.manifest(CHECKPOINT, step))
     if state == "missing":
@@ -52,11 +52,11 @@ def harm(bucket: Bucket, step: int, state: str) -> None:
         bucket.replace(keys.manifest(CHECKPOINT, step), text, manifest)
 
 
-def contents(bucket: Bucket) -> dict[str, bytes]:
+def contents(bucket: ObjectBucket) -> dict[str, bytes]:
     return {info.key: bucket.get(info.key).data for info in bucket.below("")}
 
 
-def plan(bucket: Bucket, with_digest: bool) -> RepairPlan:
+def plan(bucket: ObjectBucket, with_digest: bool) -> RepairPlan:
     return mending.plan_saves(bucket, with_digest=with_digest, threads=1)
 
 

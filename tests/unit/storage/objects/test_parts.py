@@ -11,7 +11,7 @@ from trainsync.checkpoint.save.places.unchanged import KnownFile, base_of, compa
 from trainsync.storage.block_digests import BlockHasher
 from trainsync.storage.errors import DamagedFileError
 from trainsync.storage.objects import keys, manifests, parts
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import ObjectChangedError
 from trainsync.storage.saves.based import Base, Blocks
 from trainsync.storage.saves.receipts import FileEntry
@@ -27,7 +27,7 @@ class Saves:
     """Versions of one file, each put as a save puts it."""
 
     def __init__(self) -> None:
-        self.bucket: Bucket = memory()
+        self.bucket: ObjectBucket = memory()
         self.newest: KnownFile | None = None
         self.whole: set[str] = set()
 
@@ -106,13 +106,13 @@ def test_however_the_blocks_alternate_a_range_is_two_requests(
     bucket.upload(OLDER, iter([b"a" * size]), size)
     bucket.upload(OWN, iter([b"b" * (size // 2)]), size // 2)
     asked: list[tuple[str, int]] = []
-    read = Bucket.range
+    read = ObjectBucket.range
 
-    def count(bucket: Bucket, key: str, size: int, start: int, end: int) -> memoryview:
+    def count(bucket: ObjectBucket, key: str, size: int, start: int, end: int) -> memoryview:
         asked.append((key, end - start))
         return read(bucket, key, size, start, end)
 
-    monkeypatch.setattr(Bucket, "range", count)
+    monkeypatch.setattr(ObjectBucket, "range", count)
     data = parts.read_range(bucket, OWN, size, base, BLOCK - 1, size - BLOCK + 1)
     assert data == b"a" + (b"b" * BLOCK + b"a" * BLOCK) * 31 + b"b"
     assert asked == [(OWN, 31 * BLOCK + 1), (OLDER, 1 + 62 * BLOCK)]

@@ -13,7 +13,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.storage.digest import format_digest, new_hasher
 from trainsync.storage.errors import ClaimTakenError, DamagedFileError
 from trainsync.storage.objects import commits, keys, manifests
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import StoreUnavailableError
 from trainsync.storage.objects.live import names, references
 from trainsync.storage.objects.live.term import (
@@ -37,7 +37,7 @@ def incarnation(number: int) -> str:
     return f"aaaaaaaa{number}"
 
 
-def begin(bucket: Bucket, attempt: int, holder: str, uid: str = "local") -> Tenure:
+def begin(bucket: ObjectBucket, attempt: int, holder: str, uid: str = "local") -> Tenure:
     """The monitor of a new attempt."""
     tenure = Tenure(bucket, uid, holder)
     mine = incarnation(attempt)
@@ -46,7 +46,7 @@ def begin(bucket: Bucket, attempt: int, holder: str, uid: str = "local") -> Tenu
     return tenure
 
 
-def upload(bucket: Bucket, attempt: int, step: int) -> tuple[Manifest, dict[str, str]]:
+def upload(bucket: ObjectBucket, attempt: int, step: int) -> tuple[Manifest, dict[str, str]]:
     """The objects of a save, and the manifest that would commit it."""
     folder = names.folder(step, attempt, incarnation(attempt), "bbbbbbbb0")
     key = f"{folder}/{PATH}"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import StoreUnavailableError
 from trainsync.storage.objects.live.upload import Upload
 from trainsync.storage.objects.requests import transfer
@@ -19,7 +19,7 @@ from tests.waiting import eventually
 PART = 5 << 20
 
 
-def small_parts() -> Bucket:
+def small_parts() -> ObjectBucket:
     bucket = memory()
     bucket.limits = replace(bucket.limits, part_bytes=PART)
     return bucket

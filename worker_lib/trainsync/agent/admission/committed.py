@@ -10,7 +10,7 @@ from trainsync.agent.metrics import AgentMetrics
 from trainsync.agent.version import Version
 from trainsync.checkpoint.load.stored import DifferentBytesError, OpenedFiles
 from trainsync.storage.errors import DamagedFileError
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingError
 from trainsync.storage.objects.manifests import Stored
 from trainsync.weights.errors import DigestMismatchError
@@ -27,7 +27,7 @@ class BucketVersions:
         required: whether a version without a proof is refused.
     """
 
-    def __init__(self, bucket: Bucket, read: ReadsStoredWeights, *, required: bool) -> None:
+    def __init__(self, bucket: ObjectBucket, read: ReadsStoredWeights, *, required: bool) -> None:
         self._read = read
         self._required = required
         self._weights = StoredStateDicts(bucket, self._read_all)
@@ -50,13 +50,13 @@ class BucketVersions:
         self._proofs.close()
 
     def _read_all(
-        self, bucket: Bucket, stored: Stored, *, deadline: float
+        self, bucket: ObjectBucket, stored: Stored, *, deadline: float
     ) -> Mapping[str, torch.Tensor]:
         self._read_proof(bucket, stored, deadline=deadline)
         return self._read(bucket, stored, deadline=deadline)
 
     def _read_proof(
-        self, bucket: Bucket, stored: Stored, *, deadline: float
+        self, bucket: ObjectBucket, stored: Stored, *, deadline: float
     ) -> Mapping[str, torch.Tensor]:
         del deadline  # when the bucket gives up
         self._proof = _proof_of(bucket, stored)
@@ -73,7 +73,7 @@ class CountedReads:
         self._metrics = metrics
 
     def __call__(
-        self, bucket: Bucket, stored: Stored, *, deadline: float
+        self, bucket: ObjectBucket, stored: Stored, *, deadline: float
     ) -> Mapping[str, torch.Tensor]:
         """See `ReadsStoredWeights`."""
         tensors = self._read(bucket, stored, deadline=deadline)
@@ -81,7 +81,7 @@ class CountedReads:
         return tensors
 
 
-def _proof_of(bucket: Bucket, stored: Stored) -> Proof | None:
+def _proof_of(bucket: ObjectBucket, stored: Stored) -> Proof | None:
     """The proof of a committed step; None: it was saved without.
 
     Raises:

@@ -9,7 +9,7 @@ from trainsync.agent.metrics import AgentMetrics
 from trainsync.agent.settings import AgentSettings
 from trainsync.runtime.relays.committed_weights import read_stored_weights, read_weights
 from trainsync.runtime.sync_store import limits_within
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.of_run import open_run_store
 
 FellowsReaders = FellowsReader | FellowsBucketReader | FellowsObjects
@@ -18,7 +18,7 @@ FellowsReaders = FellowsReader | FellowsBucketReader | FellowsObjects
 
 def versions_of(
     settings: AgentSettings,
-    bucket: Bucket | None,
+    bucket: ObjectBucket | None,
     fellows: FellowsReaders | None,
     metrics: AgentMetrics,
 ) -> ReadsVersions:
@@ -44,7 +44,7 @@ def versions_of(
     return CommittedVersions(settings.directory, settings.name, read, required=required)
 
 
-def bucket_of(settings: AgentSettings) -> Bucket | None:
+def bucket_of(settings: AgentSettings) -> ObjectBucket | None:
     """Where versions are fetched from; None: from a directory.
 
     Raises:

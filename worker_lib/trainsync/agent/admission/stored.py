@@ -8,7 +8,7 @@ from trainsync.agent.fellows.objects import FellowsObjects
 from trainsync.agent.metrics import AgentMetrics
 from trainsync.agent.version import Version
 from trainsync.storage.errors import DamagedFileError
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.weights.errors import DigestMismatchError
 from trainsync.weights.proof.record import Proof, decode_proof
 from trainsync.weights.transports.anchors.source import StoreSource
@@ -31,7 +31,7 @@ class StoredVersions:
 
     def __init__(
         self,
-        bucket: Bucket,
+        bucket: ObjectBucket,
         metrics: AgentMetrics,
         *,
         required: bool,

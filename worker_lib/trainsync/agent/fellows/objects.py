@@ -19,7 +19,7 @@ from trainsync.agent.fellows.sharing import FellowServer
 from trainsync.agent.metrics import AgentMetrics
 from trainsync.failpoints import failpoint
 from trainsync.storage.errors import UnsafePathError
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.saves.receipts import FileEntry
 from trainsync.weights.transports.anchors.index import StoredObject
 
@@ -42,7 +42,7 @@ class FellowsObjects:
 
     def __init__(
         self,
-        bucket: Bucket,
+        bucket: ObjectBucket,
         folder: Path,
         known: Callable[[], KnownFellows | None],
         server: FellowServer,

@@ -9,7 +9,7 @@ from trainsync.agent.fellows.fetching import from_pieces, from_volume
 from trainsync.agent.fellows.holding import Holding
 from trainsync.agent.fellows.versions import HeldVersions
 from trainsync.storage.objects import parts
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingError
 from trainsync.storage.objects.manifests import Stored
 from trainsync.storage.saves.manifest import Manifest
@@ -65,7 +65,7 @@ class FellowsBucketReader:
         self._held = held
 
     def __call__(
-        self, bucket: Bucket, stored: Stored, *, deadline: float
+        self, bucket: ObjectBucket, stored: Stored, *, deadline: float
     ) -> Mapping[str, torch.Tensor]:
         """See `ReadsStoredWeights`."""
 
@@ -89,7 +89,9 @@ class FellowsBucketReader:
         self._held.close()
 
 
-def _take(bucket: Bucket, stored: Stored, holding: Holding, index: int, deadline: float) -> None:
+def _take(
+    bucket: ObjectBucket, stored: Stored, holding: Holding, index: int, deadline: float
+) -> None:
     entry = holding.files[index]
     key = stored.keys[entry.path]
     try:

@@ -7,7 +7,7 @@ from typing import Self
 
 from trainsync.checkpoint.errors import LoadTimeoutError
 from trainsync.checkpoint.load.stored import StoredFiles
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.saves.receipts import FileEntry
 
 
@@ -30,11 +30,11 @@ class FilesInTime(StoredFiles):
 
     what: str
     deadline: float
-    bucket: Bucket | None = field(default=None, repr=False, compare=False)
+    bucket: ObjectBucket | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def by(
-        cls, files: StoredFiles, what: str, deadline: float, bucket: Bucket | None = None
+        cls, files: StoredFiles, what: str, deadline: float, bucket: ObjectBucket | None = None
     ) -> Self:
         """The same ``files``; see the attributes."""
         return cls(files.url, files.keys, what, deadline, bucket, bases=files.bases)
@@ -50,5 +50,5 @@ class FilesInTime(StoredFiles):
         in_time(self.what, self.deadline)
         return super().range(entry, start, end)
 
-    def _store(self) -> Bucket:
+    def _store(self) -> ObjectBucket:
         return self.bucket or super()._store()

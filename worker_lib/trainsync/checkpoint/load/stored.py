@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from trainsync.storage import digest
 from trainsync.storage.objects import parts
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import StoreError
 from trainsync.storage.objects.manifests import Stored
 from trainsync.storage.objects.of_run import open_run_store
@@ -71,7 +71,7 @@ class StoredFiles:
         """The bytes of a small file. Raises as `blocks`."""
         return b"".join(self.blocks(entry))
 
-    def _store(self) -> Bucket:
+    def _store(self) -> ObjectBucket:
         return _open(self.url)
 
 
@@ -79,14 +79,14 @@ class StoredFiles:
 class OpenedFiles(StoredFiles):
     """Those of a store that is open already, for this process alone."""
 
-    bucket: Bucket = field(repr=False, compare=False)
+    bucket: ObjectBucket = field(repr=False, compare=False)
 
     @classmethod
-    def of(cls, bucket: Bucket, stored: Stored) -> "OpenedFiles":
+    def of(cls, bucket: ObjectBucket, stored: Stored) -> "OpenedFiles":
         """Those that a manifest names."""
         return cls(bucket.name, stored.keys, bucket, bases=stored.bases)
 
-    def _store(self) -> Bucket:
+    def _store(self) -> ObjectBucket:
         return self.bucket
 
 
@@ -95,5 +95,5 @@ class DifferentBytesError(StoreError):
 
 
 @lru_cache(8)
-def _open(url: str) -> Bucket:
+def _open(url: str) -> ObjectBucket:
     return open_run_store(url)

@@ -17,16 +17,18 @@ from trainsync.checkpoint.load.stored_shards import StoredShards
 from trainsync.checkpoint.load.whole_weights import model_of, want_all
 from trainsync.checkpoint.megatron_shards import is_megatron
 from trainsync.storage.layout import step_name
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.manifests import Stored
 
 
-def stored_weights(bucket: Bucket, stored: Stored, *, deadline: float) -> dict[str, torch.Tensor]:
+def stored_weights(
+    bucket: ObjectBucket, stored: Stored, *, deadline: float
+) -> dict[str, torch.Tensor]:
     """Full CPU tensors that own their memory, under the names that the trainer's state has; of a
     Megatron model, see `stored_megatron_weights`.
 
     Args:
-        bucket: the run's store, which gives up at the deadline (`Bucket.until`).
+        bucket: the run's store, which gives up at the deadline (`ObjectBucket.until`).
         deadline: by `time.monotonic`; looked at before each request.
 
     Raises:

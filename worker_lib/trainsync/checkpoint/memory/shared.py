@@ -15,7 +15,7 @@ from trainsync.checkpoint.memory.neighbour.secret import KEY_BYTES, run_key
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.objects import commits
 from trainsync.storage.objects.address import is_url
-from trainsync.storage.objects.bucket import Bucket, Limits
+from trainsync.storage.objects.bucket import Limits, ObjectBucket
 from trainsync.storage.objects.errors import ObjectExistsError, StoreRefusedError
 from trainsync.storage.objects.live import names
 from trainsync.storage.objects.of_run import open_run_store
@@ -82,7 +82,7 @@ class SharedVolume:
 class SharedStore:
     """See `Shared`: objects below ``run/``. Entries are swept with the incarnation."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: ObjectBucket) -> None:
         self._bucket = bucket
 
     def newest(self) -> int | None:

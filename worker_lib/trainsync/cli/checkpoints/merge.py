@@ -35,7 +35,7 @@ from trainsync.cli.options import (
 from trainsync.cli.output.console import USAGE, emit, fail, guarded, stdout
 from trainsync.cli.output.progress import bytes_bar
 from trainsync.storage.objects import address, folders
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.folders import FolderTakenError
 from trainsync.storage.objects.opening import StoreOptions
 
@@ -127,7 +127,7 @@ def merge(
 
 
 def _into_store(
-    place: Chosen, step: int, kind: SaveKind, bucket: Bucket, options: MergeOptions
+    place: Chosen, step: int, kind: SaveKind, bucket: ObjectBucket, options: MergeOptions
 ) -> tuple[Any, str]:
     """The merge's result, and where it is."""
     if f"{bucket.name}/".startswith(f"{place.name}/"):

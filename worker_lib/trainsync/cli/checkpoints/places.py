@@ -21,7 +21,7 @@ from trainsync.storage.inspect.internal import in_internal
 from trainsync.storage.inspect.saves import InspectedSave
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.objects import address, commits, inspecting, keys, removal
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import StoreUrlError
 from trainsync.storage.objects.inspecting import StoredSave
 from trainsync.storage.objects.of_run import options_of_run
@@ -99,7 +99,7 @@ def open_place(text: str, options: StoreOptions) -> Place:
     return DirectoryPlace(open_run(Path(text)))
 
 
-def open_bucket(text: str, options: StoreOptions) -> Bucket:
+def open_bucket(text: str, options: StoreOptions) -> ObjectBucket:
     """The store of the URL ``text``; ends the command when it holds something else than a run.
 
     Raises:
@@ -115,7 +115,7 @@ def open_bucket(text: str, options: StoreOptions) -> Bucket:
     return bucket
 
 
-def store_of(text: str, options: StoreOptions) -> Bucket:
+def store_of(text: str, options: StoreOptions) -> ObjectBucket:
     """The store of the URL ``text``, whatever it holds; ends the command when the URL is wrong.
 
     In a pod of a run the run's own store is opened as its processes do.
@@ -208,7 +208,7 @@ class DirectoryPlace:
 class StorePlace:
     """A store in object storage. Its saves have no leases."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: ObjectBucket) -> None:
         self.bucket = bucket
         self.name = bucket.name
         self._found: dict[tuple[SaveKind, int], StoredSave] = {}

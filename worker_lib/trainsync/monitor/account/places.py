@@ -5,7 +5,7 @@ from typing import Protocol
 
 from trainsync.storage import atomic, records
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.objects.bucket import Blob, Bucket
+from trainsync.storage.objects.bucket import Blob, ObjectBucket
 from trainsync.storage.objects.errors import ObjectChangedError, ObjectExistsError
 from trainsync.storage.objects.live import names
 
@@ -60,7 +60,7 @@ class StoredAccount:
         gate: asked right before the object is put; see `Authority`.
     """
 
-    def __init__(self, bucket: Bucket, gate: Callable[[], None]) -> None:
+    def __init__(self, bucket: ObjectBucket, gate: Callable[[], None]) -> None:
         self._bucket = bucket
         self._gate = gate
         self._there: Blob | None = None

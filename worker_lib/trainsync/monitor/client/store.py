@@ -37,7 +37,7 @@ from trainsync.monitor.store.requests import registration_of
 from trainsync.storage.errors import StepGoneError, StorageError
 from trainsync.storage.layout import step_name
 from trainsync.storage.objects import commits
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.live.records import StoredRecords
 from trainsync.storage.objects.live.term import Term, read_term
 from trainsync.storage.saves.claims import LOCAL_UID
@@ -63,7 +63,7 @@ class StoreMonitorClient(HostedMonitorClient[StoreCore]):
 
     def __init__(
         self,
-        bucket: Bucket,
+        bucket: ObjectBucket,
         *,
         attempt: int,
         incarnation: str,
@@ -109,7 +109,7 @@ class StoreRankClient:
     """A rank's view of a run through its store alone."""
 
     def __init__(
-        self, bucket: Bucket, *, attempt: int, incarnation: str, run_uid: str = LOCAL_UID
+        self, bucket: ObjectBucket, *, attempt: int, incarnation: str, run_uid: str = LOCAL_UID
     ) -> None:
         self._bucket = bucket
         self._owner = SaveOwner(attempt, incarnation)
@@ -276,7 +276,7 @@ class StoreRankClient:
         return SaveStatus(kind=kind, step=step, state=state, manifest_digest=resumed)
 
 
-def next_attempt(bucket: Bucket, run_uid: str) -> int:
+def next_attempt(bucket: ObjectBucket, run_uid: str) -> int:
     """One after the last attempt of the run that was claimed in the store.
 
     Raises:

@@ -21,7 +21,7 @@ from trainsync.storage.copying.volume import VolumeSource
 from trainsync.storage.errors import PromotionConflictError, StepGoneError, StorageError
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.objects import commits, inspecting, removal
-from trainsync.storage.objects.bucket import Bucket, Limits
+from trainsync.storage.objects.bucket import Limits, ObjectBucket
 from trainsync.storage.objects.opening import StoreOptions, open_store
 from trainsync.storage.saves.manifest import committed_steps, read_manifest
 
@@ -85,7 +85,7 @@ class _NotTheWriterError(StorageError):
     """The monitor ends, or is not the one that writes any more."""
 
 
-def open_bucket(settings: MirrorSettings) -> Bucket:
+def open_bucket(settings: MirrorSettings) -> ObjectBucket:
     """The bucket, with credentials of the environment. Raises `StoreUrlError`."""
     options = StoreOptions(
         endpoint=settings.endpoint,
@@ -117,7 +117,7 @@ class Mirror(NullObserver):
         clock: Callable[[], datetime],
         changed: Callable[[], None] = lambda: None,
         times: MirrorTimes = TIMES,
-        opened: Callable[[MirrorSettings], Bucket] | None = None,
+        opened: Callable[[MirrorSettings], ObjectBucket] | None = None,
     ) -> None:
         self._run = run
         self._settings = settings
@@ -127,7 +127,7 @@ class Mirror(NullObserver):
         self._changed = changed
         self._times = times
         self._open = open_bucket if opened is None else opened
-        self._bucket: Bucket | None = None
+        self._bucket: ObjectBucket | None = None
         self._refused: set[int] = set()
         self._swept: float | None = None
         self._pointed: int | None = None
@@ -246,7 +246,9 @@ class Mirror(NullObserver):
         self._prune(bucket)
         return True
 
-    def _is_of_another_history(self, bucket: Bucket, newest: int, mirrored: list[int]) -> bool:
+    def _is_of_another_history(
+        self, bucket: ObjectBucket, newest: int, mirrored: list[int]
+    ) -> bool:
         """Whether the bucket's last steps are not the volume's, as after a roll-back."""
         if not mirrored or mirrored[-1] < newest:
             return False
@@ -259,12 +261,12 @@ class Mirror(NullObserver):
             self._same = mine.digest
         return False
 
-    def _opened(self) -> Bucket:
+    def _opened(self) -> ObjectBucket:
         if self._bucket is None:
             self._bucket = self._open(self._settings)
         return self._bucket
 
-    def _prune(self, bucket: Bucket) -> None:
+    def _prune(self, bucket: ObjectBucket) -> None:
         found = inspecting.check_all_sizes(bucket)
         chosen = removal.choose(bucket, found, self._settings.keep_last)
         for step in decision.to_remove(chosen, self._settings.keep_every):

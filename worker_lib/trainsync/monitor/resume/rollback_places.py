@@ -7,7 +7,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.storage.errors import DamagedFileError, FileCheckError, StepGoneError, StepHeldError
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.objects import commits, inspecting
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.live import rolled_back
 from trainsync.storage.objects.live.term import Tenure
 from trainsync.storage.saves import claims, manifest, rollback
@@ -123,7 +123,7 @@ class StoreRollbacks:
     """
 
     def __init__(
-        self, bucket: Bucket, run_uid: str, tenure: Tenure, may: Callable[[], None]
+        self, bucket: ObjectBucket, run_uid: str, tenure: Tenure, may: Callable[[], None]
     ) -> None:
         self._bucket = bucket
         self._run_uid = run_uid

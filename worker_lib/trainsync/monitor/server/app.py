@@ -44,7 +44,7 @@ from trainsync.monitor.serving.news import VersionNews, newest_version
 from trainsync.monitor.serving.roster import ServerRoster
 from trainsync.monitor.store.served import ServedStoreCore
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import StoreUrlError
 from trainsync.storage.objects.of_run import MONITOR_LIMITS, open_run_store
 
@@ -83,7 +83,7 @@ class Process:
         host: str = ALL_INTERFACES,
         port: int | None = None,
         page_ages: MaxAges = AGES,
-        bucket: Bucket | None = None,
+        bucket: ObjectBucket | None = None,
     ) -> None:
         self._settings = settings
         self._bucket = bucket

@@ -41,7 +41,7 @@ from trainsync.monitor.store.requests import StoreSaveRequests
 from trainsync.monitor.store.resuming import StoreResuming
 from trainsync.monitor.store.sweeps import Sweeps
 from trainsync.monitor.store.term_hold import TermHold
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.live.term import Tenure, check_claim
 from trainsync.storage.saves import incarnations
 
@@ -65,7 +65,7 @@ class StoreCore:
 
     def __init__(
         self,
-        bucket: Bucket,
+        bucket: ObjectBucket,
         settings: CoreSettings,
         *,
         clock: Callable[[], datetime],

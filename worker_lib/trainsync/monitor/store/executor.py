@@ -27,7 +27,7 @@ from trainsync.monitor.store.scan import RecordScan
 from trainsync.monitor.store.verifier import ObjectSizes, StoreVerifier
 from trainsync.storage.errors import DamagedFileError, PromotionConflictError, StepGoneError
 from trainsync.storage.objects import commits, inspecting, mending
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import StoreError
 from trainsync.storage.objects.live import names, references
 from trainsync.storage.objects.live.term import Tenure, TermLostError
@@ -74,7 +74,7 @@ class StoreExecutor:
 
     def __init__(
         self,
-        bucket: Bucket,
+        bucket: ObjectBucket,
         tenure: Tenure,
         ledger: Ledger,
         *,

@@ -19,7 +19,7 @@ from trainsync.storage.errors import DamagedFileError, StepGoneError
 from trainsync.storage.inspect.findings import Finding
 from trainsync.storage.inspect.saves import InspectedSave
 from trainsync.storage.objects import commits, inspecting, keys, mending
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import ObjectExistsError
 from trainsync.storage.objects.inspecting import StoredSave
 from trainsync.storage.objects.live import names
@@ -33,7 +33,7 @@ _THREADS: Final = 4
 _LONGEST: Final = 4096
 
 
-def note_doubt(bucket: Bucket, report: DamageReport) -> None:
+def note_doubt(bucket: ObjectBucket, report: DamageReport) -> None:
     """Have the checkpoint read in full before another attempt resumes from it."""
     record = {"step": report.step, "manifestDigest": report.manifest_digest}
     data = json.dumps({**record, "reason": report.error[:_LONGEST], "version": 1}).encode()
@@ -61,7 +61,7 @@ class Looked:
     pointer: int | None = None
 
 
-def look(bucket: Bucket, *, with_digest: bool) -> Looked:
+def look(bucket: ObjectBucket, *, with_digest: bool) -> Looked:
     """Look for the newest whole checkpoint. In any thread: it may read everything.
 
     Raises:
@@ -98,7 +98,7 @@ def look(bucket: Bucket, *, with_digest: bool) -> Looked:
     return found
 
 
-def _with_damage(bucket: Bucket, bad: dict[str, Finding]) -> list[tuple[Stored, str]]:
+def _with_damage(bucket: ObjectBucket, bad: dict[str, Finding]) -> list[tuple[Stored, str]]:
     """State dicts that name one of these objects, with what is wrong."""
     found = []
     for step in commits.committed_steps(bucket, SaveKind.STATE_DICT):
@@ -112,7 +112,7 @@ def _with_damage(bucket: Bucket, bad: dict[str, Finding]) -> list[tuple[Stored, 
     return found
 
 
-def settle(bucket: Bucket, ledger: Ledger, observer: Observer, found: Looked) -> Origin:
+def settle(bucket: ObjectBucket, ledger: Ledger, observer: Observer, found: Looked) -> Origin:
     """Decide by what was found; damaged ones are set aside, and the pointer is repaired.
 
     With nothing whole left all of it stays, to be looked at.
@@ -140,7 +140,7 @@ def settle(bucket: Bucket, ledger: Ledger, observer: Observer, found: Looked) ->
     return Origin(step=step, digest=found.whole.digest)
 
 
-def same_weights(bucket: Bucket, step: int) -> bool:
+def same_weights(bucket: ObjectBucket, step: int) -> bool:
     """Whether the checkpoint of ``step`` has every weight file of its state dict, byte for byte.
 
     Raises:
@@ -153,7 +153,7 @@ def same_weights(bucket: Bucket, step: int) -> bool:
 
 
 def _set_aside(
-    bucket: Bucket, ledger: Ledger, observer: Observer, stored: Stored, why: str
+    bucket: ObjectBucket, ledger: Ledger, observer: Observer, stored: Stored, why: str
 ) -> None:
     kind, step = stored.manifest.kind, stored.manifest.step
     _LOG.error("%s %d is set aside: %s", kind, step, why)
@@ -169,7 +169,7 @@ def _unjudged(stored: Stored) -> StoredSave:
     return StoredSave(InspectedSave(manifest.step, manifest.kind, committed, ()), stored)
 
 
-def _judge(bucket: Bucket, stored: Stored, *, read: bool) -> StoredSave:
+def _judge(bucket: ObjectBucket, stored: Stored, *, read: bool) -> StoredSave:
     judged = _unjudged(stored)
     if sizes := inspecting.size_findings(bucket, stored):
         return StoredSave(replace(judged.save, findings=tuple(sizes)), stored)
@@ -184,7 +184,7 @@ def _judge(bucket: Bucket, stored: Stored, *, read: bool) -> StoredSave:
     return found
 
 
-def _point_state_dicts(bucket: Bucket) -> None:
+def _point_state_dicts(bucket: ObjectBucket) -> None:
     """Name the newest state dict that is left; with none left the pointer goes."""
     kind = SaveKind.STATE_DICT
     steps = commits.committed_steps(bucket, kind)
@@ -194,7 +194,7 @@ def _point_state_dicts(bucket: Bucket) -> None:
         bucket.delete([keys.pointer(kind)])
 
 
-def _point(bucket: Bucket, step: int, kind: SaveKind = _KIND) -> None:
+def _point(bucket: ObjectBucket, step: int, kind: SaveKind = _KIND) -> None:
     there = bucket.find(keys.pointer(kind))
     try:
         named = None if there is None else commits.step_in(there, kind)

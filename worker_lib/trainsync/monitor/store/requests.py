@@ -16,7 +16,7 @@ from trainsync.monitor.ledger.ledger import DifferentParticipantsError
 from trainsync.monitor.ledger.saves import SaveKey, SaveOwner, reason_of
 from trainsync.monitor.store.executor import StoreExecutor
 from trainsync.monitor.store.scan import records_of
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.live.term import Tenure
 from trainsync.storage.saves.receipts import Participant, SaveRegistration
 
@@ -31,7 +31,7 @@ class StoreSaveRequests:
 
     def __init__(
         self,
-        bucket: Bucket,
+        bucket: ObjectBucket,
         worker: StoreExecutor,
         tenure: Tenure,
         run_uid: str,

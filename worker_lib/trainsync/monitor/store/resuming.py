@@ -13,7 +13,7 @@ from trainsync.monitor.store import origin
 from trainsync.monitor.store.executor import StoreExecutor
 from trainsync.storage.layout import step_name
 from trainsync.storage.objects import keys
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import StoreError
 from trainsync.storage.objects.live import rolled_back
 from trainsync.storage.objects.live.term import Tenure
@@ -33,7 +33,7 @@ class StoreResuming:
 
     def __init__(
         self,
-        bucket: Bucket,
+        bucket: ObjectBucket,
         worker: StoreExecutor,
         tenure: Tenure,
         observer: Observer,

@@ -8,7 +8,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.monitor.ledger.ledger import Ledger
 from trainsync.monitor.ledger.saves import CommittedInfo, SaveOwner
 from trainsync.monitor.store import tidy
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.live.term import Tenure
 
 _LOG = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class StoreRetention:
 
     def __init__(
         self,
-        bucket: Bucket,
+        bucket: ObjectBucket,
         tenure: Tenure,
         *,
         max_to_keep: int | None,

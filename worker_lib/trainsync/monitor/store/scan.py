@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 from trainsync.monitor.ledger.ledger import DifferentParticipantsError, Ledger
 from trainsync.monitor.ledger.saves import AbortReason, SaveKey, SaveOwner, key_of, reason_of
 from trainsync.storage.errors import DamagedFileError
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.live import names
 from trainsync.storage.objects.live.records import StoredRecords
 from trainsync.storage.saves.receipts import Participant, ParticipantFailure, Receipt
@@ -19,7 +19,7 @@ _AT_ONCE: Final = 16
 T = TypeVar("T")
 
 
-def records_of(bucket: Bucket, key: SaveKey) -> StoredRecords:
+def records_of(bucket: ObjectBucket, key: SaveKey) -> StoredRecords:
     """The records of a save."""
     return StoredRecords(bucket, key.owner.attempt, key.owner.incarnation, key.kind, key.step)
 
@@ -27,7 +27,7 @@ def records_of(bucket: Bucket, key: SaveKey) -> StoredRecords:
 class RecordScan:
     """See the module's docstring. A record is read once: none is changed after it was put."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: ObjectBucket) -> None:
         self._bucket = bucket
         self._read: set[str] = set()
 

@@ -30,7 +30,7 @@ from trainsync.monitor.server import views
 from trainsync.monitor.serving.roster import ServerRoster
 from trainsync.monitor.store.core import StoreCore
 from trainsync.storage.errors import StorageError
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.saves.claims import Claim
 
 _LOG = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class ServedStoreCore(StoreCore):
 
     def __init__(
         self,
-        bucket: Bucket,
+        bucket: ObjectBucket,
         settings: CoreSettings,
         *,
         clock: Callable[[], datetime],

@@ -8,7 +8,7 @@ from trainsync.monitor import errors
 from trainsync.monitor.store import tidy
 from trainsync.monitor.store.executor import StoreExecutor
 from trainsync.monitor.store.term_hold import TermHold
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 
 _SWEEPS: Final = 2
 _SWEEP_SECONDS: Final = 900.0
@@ -27,7 +27,7 @@ class Sweeps:
 
     def __init__(
         self,
-        bucket: Bucket,
+        bucket: ObjectBucket,
         worker: StoreExecutor,
         hold: TermHold,
         *,

@@ -10,7 +10,7 @@ from typing import Final
 from trainsync.monitor import errors
 from trainsync.monitor.commit.committer import Authority
 from trainsync.storage.errors import ClaimTakenError, StorageError
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.live.term import (
     AttemptOverError,
     Tenure,
@@ -43,7 +43,7 @@ class TermHold:
 
     def __init__(
         self,
-        bucket: Bucket,
+        bucket: ObjectBucket,
         tenure: Tenure,
         run_uid: str,
         *,

@@ -18,7 +18,7 @@ from trainsync.monitor.store.scan import records_of
 from trainsync.storage.errors import DamagedFileError
 from trainsync.storage.layout import parse_step
 from trainsync.storage.objects import commits, keys
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.live import names, references
 from trainsync.storage.objects.live.records import StoredRecords
 from trainsync.storage.objects.live.term import Tenure
@@ -28,7 +28,7 @@ from trainsync.storage.saves.retention import choose_removals
 _LOG: Final = logging.getLogger(__name__)
 
 
-def end_save(bucket: Bucket, tenure: Tenure, key: SaveKey, outcome: SaveOutcome) -> None:
+def end_save(bucket: ObjectBucket, tenure: Tenure, key: SaveKey, outcome: SaveOutcome) -> None:
     """Record how a save ended, for its participants, and remove what they said.
 
     Objects that the receipts of an aborted save have put go, too; not where the save is recorded to
@@ -73,13 +73,13 @@ def _stands_as_aborted(records: StoredRecords) -> bool:
     return first is None or first.error is not None
 
 
-def forget_save(bucket: Bucket, key: SaveKey) -> None:
+def forget_save(bucket: ObjectBucket, key: SaveKey) -> None:
     """Remove every record of a save that ended long ago."""
     bucket.delete([info.key for info in bucket.below(records_of(bucket, key).folder)])
 
 
 def retain(
-    bucket: Bucket,
+    bucket: ObjectBucket,
     tenure: Tenure,
     ledger: Ledger,
     keep: int,
@@ -145,7 +145,7 @@ def _as_trained(ledger: Ledger, kind: SaveKind) -> list[CommittedInfo]:
     return sorted(ledger.infos(kind), key=lambda info: (info.age, info.step))
 
 
-def sweep(bucket: Bucket, ledger: Ledger, may: Callable[[], None]) -> bool:
+def sweep(bucket: ObjectBucket, ledger: Ledger, may: Callable[[], None]) -> bool:
     """Remove records and shards of incarnations that are not in force; whether that is done.
 
     It is not while a save that has not ended may name such shards: then shards stay; sweep again.
@@ -203,7 +203,7 @@ def sweep(bucket: Bucket, ledger: Ledger, may: Callable[[], None]) -> bool:
 
 
 def _left(
-    bucket: Bucket, ledger: Ledger, is_over: Callable[[tuple[int, str] | None], bool]
+    bucket: ObjectBucket, ledger: Ledger, is_over: Callable[[tuple[int, str] | None], bool]
 ) -> dict[str, list[str]]:
     """Shards, by folder, that may be of no save: two listings."""
     found: dict[int, dict[str, list[str]]] = {}

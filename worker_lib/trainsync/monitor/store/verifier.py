@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trainsync.monitor.ledger.saves import SaveKey, SaveOwner
 from trainsync.storage.objects import inspecting, keys, parts
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingError
 from trainsync.storage.objects.live import names
 from trainsync.storage.saves.receipts import Participant, Receipt
@@ -15,7 +15,7 @@ from trainsync.storage.saves.receipts import Participant, Receipt
 class ObjectSizes:
     """Sizes of objects, by one listing of each step."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: ObjectBucket) -> None:
         self._bucket = bucket
         self._listed: dict[int, dict[str, int]] = {}  # by step
 
@@ -48,7 +48,9 @@ class StoreVerifier:
         executor: where they are read; in the calling thread when None.
     """
 
-    def __init__(self, bucket: Bucket, executor: Executor | None, *, with_digest: bool) -> None:
+    def __init__(
+        self, bucket: ObjectBucket, executor: Executor | None, *, with_digest: bool
+    ) -> None:
         self._bucket = bucket
         self._executor = executor
         self._with_digest = with_digest
@@ -109,7 +111,7 @@ def _size_problem(receipt: Receipt, size_of: Callable[[str], int | None]) -> str
     return None
 
 
-def _digest_problem(bucket: Bucket, receipt: Receipt) -> str | None:
+def _digest_problem(bucket: ObjectBucket, receipt: Receipt) -> str | None:
     objects = names.shards(receipt)
     for entry in receipt.files:
         key = objects[entry.path]

@@ -14,7 +14,7 @@ from trainsync.checkpoint.errors import (
 )
 from trainsync.checkpoint.load.stored_weights import stored_weights
 from trainsync.checkpoint.load.whole_weights import whole_weights
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.manifests import Stored
 from trainsync.storage.saves.manifest import Manifest
 from trainsync.weights.errors import (
@@ -33,7 +33,7 @@ def read_weights(
 
 
 def read_stored_weights(
-    bucket: Bucket, stored: Stored, *, deadline: float
+    bucket: ObjectBucket, stored: Stored, *, deadline: float
 ) -> dict[str, torch.Tensor]:
     """`stored_weights`, with the errors that `trainsync.weights.transports.volume.stored` knows."""
     with _as_weights_errors():

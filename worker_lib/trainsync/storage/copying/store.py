@@ -12,7 +12,7 @@ from trainsync.failpoints import failpoint
 from trainsync.storage.copying.places import Block, Reading, Writing
 from trainsync.storage.errors import FileCheckError, StepGoneError
 from trainsync.storage.objects import commits, inspecting, keys, parts
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import (
     ObjectChangedError,
     ObjectMissingError,
@@ -31,7 +31,7 @@ _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 class StoreSource:
     """Saves of a store. Nothing keeps one there while it is read: if it goes, reading fails."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: ObjectBucket) -> None:
         self._bucket = bucket
         self.name = bucket.name
 
@@ -46,7 +46,7 @@ class StoreSource:
 
 
 class _StoreReading:
-    def __init__(self, bucket: Bucket, stored: Stored) -> None:
+    def __init__(self, bucket: ObjectBucket, stored: Stored) -> None:
         self._bucket = bucket
         self._stored = stored
 
@@ -73,7 +73,7 @@ class _StoreReading:
 class StoreDestination:
     """A store that takes saves."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: ObjectBucket) -> None:
         self._bucket = bucket
         self.name = bucket.name
 
@@ -105,7 +105,7 @@ class StoreDestination:
 
 
 class _StoreWriting:
-    def __init__(self, bucket: Bucket, manifest: Manifest) -> None:
+    def __init__(self, bucket: ObjectBucket, manifest: Manifest) -> None:
         self._bucket = bucket
         self._manifest = manifest
         self._folder = keys.writer_objects(

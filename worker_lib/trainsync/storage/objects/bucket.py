@@ -49,7 +49,7 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Limits:
     """Bounds of each call. None begins another try after ``retry_seconds``, but see
-    `Bucket.patient`.
+    `ObjectBucket.patient`.
 
     Args:
         call_seconds: of one request for a record or a listing.
@@ -58,8 +58,8 @@ class Limits:
         parts: of one object that are in flight at once.
         pause_seconds: after a call that was given up others fail at once for so long, and for
             longer and longer while the store is away; 0: each one tries.
-        upload_bytes_per_second: of all that `Bucket.upload` puts in this process; 0: as fast as it
-            goes.
+        upload_bytes_per_second: of all that `ObjectBucket.upload` puts in this process; 0: as fast
+            as it goes.
     """
 
     connect_seconds: float = 10.0
@@ -91,7 +91,7 @@ class ObjectInfo:
     modified: datetime
 
 
-class Bucket:
+class ObjectBucket:
     """A store; thread-safe. All methods raise `StoreRefusedError` and `StoreUnavailableError`.
 
     Args:
@@ -116,7 +116,7 @@ class Bucket:
         self._patience: Patience | None = None
         self._deadline = math.inf
 
-    def patient(self, patience: Patience) -> "Bucket":
+    def patient(self, patience: Patience) -> "ObjectBucket":
         """The same store, for work that goes on when the store is back: calls that find it away
         are made again as ``patience`` says.
 
@@ -126,7 +126,7 @@ class Bucket:
         found._patience = patience
         return found
 
-    def until(self, deadline: float) -> "Bucket":
+    def until(self, deadline: float) -> "ObjectBucket":
         """The same store, to read objects from until ``deadline`` (`time.monotonic`): a call that
         has no answer by then is given up, and raises `StoreUnavailableError`."""
         found = copy.copy(self)

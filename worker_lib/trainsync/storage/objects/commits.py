@@ -15,7 +15,7 @@ from trainsync.failpoints import failpoint
 from trainsync.storage.errors import DamagedFileError, PromotionConflictError, StepGoneError
 from trainsync.storage.layout import MAX_STEP
 from trainsync.storage.objects import keys, manifests
-from trainsync.storage.objects.bucket import Blob, Bucket
+from trainsync.storage.objects.bucket import Blob, ObjectBucket
 from trainsync.storage.objects.errors import (
     ObjectChangedError,
     ObjectExistsError,
@@ -29,7 +29,7 @@ _POINTER_TRIES: Final = 8
 _MAX_DIGITS: Final = 100  # Python refuses to read numbers of thousands of digits
 
 
-def committed_steps(bucket: Bucket, kind: SaveKind) -> list[int]:
+def committed_steps(bucket: ObjectBucket, kind: SaveKind) -> list[int]:
     """Steps of which a save of ``kind`` is committed, in order. One request for each thousand."""
     found = (
         keys.parse_manifest(kind, info.key)
@@ -39,12 +39,12 @@ def committed_steps(bucket: Bucket, kind: SaveKind) -> list[int]:
     return sorted(step for step in found if step is not None)
 
 
-def is_committed(bucket: Bucket, kind: SaveKind, step: int) -> bool:
+def is_committed(bucket: ObjectBucket, kind: SaveKind, step: int) -> bool:
     """Whether a save of ``kind`` is committed at ``step``; without a listing, which may be late."""
     return bucket.size(keys.manifest(kind, step)) not in (None, manifests.RESERVED_BYTES)
 
 
-def known_steps(bucket: Bucket, kind: SaveKind) -> list[int]:
+def known_steps(bucket: ObjectBucket, kind: SaveKind) -> list[int]:
     """`committed_steps`, and the step that the pointer names where a listing that is late lacks it.
 
     So an attempt resumes from the newest commit also where listings are not consistent.
@@ -59,7 +59,7 @@ def known_steps(bucket: Bucket, kind: SaveKind) -> list[int]:
     return sorted([*steps, named])
 
 
-def committed_pairs(bucket: Bucket, step: int | None = None) -> list[tuple[int, SaveKind]]:
+def committed_pairs(bucket: ObjectBucket, step: int | None = None) -> list[tuple[int, SaveKind]]:
     """(step, kind) of every save, damaged ones too, or of those at ``step``; in order."""
     return sorted(
         (there, kind)
@@ -69,7 +69,7 @@ def committed_pairs(bucket: Bucket, step: int | None = None) -> list[tuple[int, 
     )
 
 
-def read_manifest(bucket: Bucket, kind: SaveKind, step: int) -> Stored:
+def read_manifest(bucket: ObjectBucket, kind: SaveKind, step: int) -> Stored:
     """The save of ``kind`` at ``step``.
 
     Raises:
@@ -82,7 +82,7 @@ def read_manifest(bucket: Bucket, kind: SaveKind, step: int) -> Stored:
     return manifests.decode(there.data, kind, step)
 
 
-def reserve(bucket: Bucket, kind: SaveKind, step: int) -> Blob:
+def reserve(bucket: ObjectBucket, kind: SaveKind, step: int) -> Blob:
     """Have a mark of this call's own at the key of a manifest, unless a save is committed there;
     what is there then, in whose place alone `commit` puts the manifest.
 
@@ -103,7 +103,7 @@ def reserve(bucket: Bucket, kind: SaveKind, step: int) -> Blob:
 
 
 def commit(
-    bucket: Bucket,
+    bucket: ObjectBucket,
     manifest: Manifest,
     objects: dict[str, str],
     *,
@@ -147,7 +147,9 @@ def commit(
     return stored
 
 
-def _put(bucket: Bucket, manifest: Manifest, data: bytes, there: Blob, *, supersede: bool) -> bool:
+def _put(
+    bucket: ObjectBucket, manifest: Manifest, data: bytes, there: Blob, *, supersede: bool
+) -> bool:
     """Put ``data`` in the place of ``there``; False: a save is committed there, and stays."""
     if not manifests.is_reserved(there.data):
         old = manifests.decode(there.data, manifest.kind, manifest.step).manifest
@@ -178,7 +180,7 @@ def check_same(where: str, there: Manifest, wanted: Manifest) -> None:
         )
 
 
-def read_pointer(bucket: Bucket, kind: SaveKind) -> int | None:
+def read_pointer(bucket: ObjectBucket, kind: SaveKind) -> int | None:
     """The step that the pointer names; None when there is no pointer.
 
     Raises:
@@ -188,7 +190,7 @@ def read_pointer(bucket: Bucket, kind: SaveKind) -> int | None:
     return None if found is None else step_in(found, kind)
 
 
-def move_pointer(bucket: Bucket, kind: SaveKind, step: int, *, mend: bool = False) -> bool:
+def move_pointer(bucket: ObjectBucket, kind: SaveKind, step: int, *, mend: bool = False) -> bool:
     """Name ``step``, unless a newer one is named; whether it moved.
 
     Raises:
@@ -217,9 +219,12 @@ def move_pointer(bucket: Bucket, kind: SaveKind, step: int, *, mend: bool = Fals
     raise StoreUnavailableError(f"{bucket.name}: other writers move {key} all the time")
 
 
-def replace_pointer(bucket: Bucket, kind: SaveKind, step: int, old: Blob | None) -> bool:
-    """Name ``step``, also an older one, in the place of what `Bucket.find` gave; whether that was
-    still there."""
+def replace_pointer(bucket: ObjectBucket, kind: SaveKind, step: int, old: Blob | None) -> bool:
+    """Name ``step``, also an older one, in place of the pointer that `ObjectBucket.find` gave.
+
+    Returns:
+        Whether that pointer was still there.
+    """
     key, data = keys.pointer(kind), f"{step}\n".encode()
     try:
         if old is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from trainsync.storage.objects import keys
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import ObjectExistsError, StoreError
 from trainsync.storage.objects.probe import require_conditional_puts
 from trainsync.storage.parallel import for_each
@@ -26,7 +26,7 @@ class FolderTakenError(StoreError):
     """There is something under the prefix already."""
 
 
-def require_empty(bucket: Bucket) -> None:
+def require_empty(bucket: ObjectBucket) -> None:
     """See that a folder may be put under the prefix.
 
     Raises:
@@ -45,7 +45,7 @@ def require_empty(bucket: Bucket) -> None:
 
 
 def put_folder(
-    bucket: Bucket,
+    bucket: ObjectBucket,
     folder: Path,
     files: Sequence[str],
     last: str,
@@ -102,7 +102,7 @@ def _blocks(path: Path, tell: Callable[[int], None]) -> Iterator[bytes]:
             yield block
 
 
-def _remove(bucket: Bucket, names: Sequence[str]) -> None:
+def _remove(bucket: ObjectBucket, names: Sequence[str]) -> None:
     try:
         bucket.delete(names)
     except StoreError as error:

@@ -15,7 +15,7 @@ from trainsync.storage.inspect.findings import Code, Finding, Severity
 from trainsync.storage.inspect.saves import InspectedSave
 from trainsync.storage.layout import parse_step, step_name
 from trainsync.storage.objects import commits, keys, parts
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingError
 from trainsync.storage.objects.live import references
 from trainsync.storage.objects.manifests import Stored
@@ -37,7 +37,7 @@ class StoredSave:
     stored: Stored | None
 
 
-def is_store(bucket: Bucket) -> bool:
+def is_store(bucket: ObjectBucket) -> bool:
     """Whether there is anything of a run under the prefix, or nothing at all yet."""
     ours = {
         keys.MANIFESTS,
@@ -51,7 +51,7 @@ def is_store(bucket: Bucket) -> bool:
     return not names or bool(names & ours)
 
 
-def check_all_sizes(bucket: Bucket, step: int | None = None) -> list[StoredSave]:
+def check_all_sizes(bucket: ObjectBucket, step: int | None = None) -> list[StoredSave]:
     """Compare every save, or those at ``step``, with a listing of its objects; in order."""
     pairs = commits.committed_pairs(bucket, step)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="trainsync-list") as pool:
@@ -59,7 +59,7 @@ def check_all_sizes(bucket: Bucket, step: int | None = None) -> list[StoredSave]
     return [save for save in found if save is not None]
 
 
-def _check_sizes(bucket: Bucket, step: int, kind: SaveKind) -> StoredSave | None:
+def _check_sizes(bucket: ObjectBucket, step: int, kind: SaveKind) -> StoredSave | None:
     try:
         stored = commits.read_manifest(bucket, kind, step)
     except StepGoneError:
@@ -75,7 +75,7 @@ def _check_sizes(bucket: Bucket, step: int, kind: SaveKind) -> StoredSave | None
     )
 
 
-def size_findings(bucket: Bucket, stored: Stored) -> list[Finding]:
+def size_findings(bucket: ObjectBucket, stored: Stored) -> list[Finding]:
     """What listings say against a save: one for each step whose folder has its objects.
 
     An object that they lack is asked for itself, as listings may be late, until one is not there.
@@ -107,7 +107,7 @@ def bytes_to_read(saves: Iterable[StoredSave]) -> int:
 
 
 def check_digests(
-    bucket: Bucket,
+    bucket: ObjectBucket,
     saves: Sequence[StoredSave],
     *,
     threads: int,
@@ -168,7 +168,7 @@ def with_damage(one: StoredSave, damaged: Mapping[str, Finding]) -> StoredSave:
 
 
 def read_digest(
-    bucket: Bucket,
+    bucket: ObjectBucket,
     key: str,
     size: int,
     base: Base | None = None,
@@ -190,7 +190,7 @@ def read_digest(
     return digest.format_digest(hasher)
 
 
-def check_pointers(bucket: Bucket, saves: Sequence[InspectedSave]) -> list[Finding]:
+def check_pointers(bucket: ObjectBucket, saves: Sequence[InspectedSave]) -> list[Finding]:
     """Pointers that name nothing, or nothing whole, or less than the newest."""
     found = (
         pointers.judge(
@@ -205,7 +205,7 @@ def check_pointers(bucket: Bucket, saves: Sequence[InspectedSave]) -> list[Findi
     return [finding for finding in found if finding is not None]
 
 
-def targets(bucket: Bucket) -> dict[SaveKind, int]:
+def targets(bucket: ObjectBucket) -> dict[SaveKind, int]:
     """The step that each pointer names; one that is absent or not understood names nothing."""
     found = {}
     for kind in SaveKind:
@@ -218,7 +218,7 @@ def targets(bucket: Bucket) -> dict[SaveKind, int]:
     return found
 
 
-def unlisted(bucket: Bucket, saves: Sequence[StoredSave]) -> list[tuple[int, str]]:
+def unlisted(bucket: ObjectBucket, saves: Sequence[StoredSave]) -> list[tuple[int, str]]:
     """(step, folder) of each writer's folder in which no manifest of ``saves`` names an object:
     a copy that is at work, or that was killed. None where a manifest that a roll-back has set aside
     cannot be understood: it may name any."""
@@ -240,7 +240,7 @@ def unlisted(bucket: Bucket, saves: Sequence[StoredSave]) -> list[tuple[int, str
     return sorted(lonely)
 
 
-def unlisted_findings(bucket: Bucket, saves: Sequence[StoredSave]) -> list[Finding]:
+def unlisted_findings(bucket: ObjectBucket, saves: Sequence[StoredSave]) -> list[Finding]:
     """`unlisted`, as findings."""
     text = (
         "objects that no manifest names: a copy is at work or was cut off, or the save was set "
@@ -270,7 +270,7 @@ def _readings(saves: Iterable[StoredSave]) -> list[_Files]:
 
 
 def _read(
-    bucket: Bucket, stored: Stored, entry: FileEntry, tell: Callable[[int], None]
+    bucket: ObjectBucket, stored: Stored, entry: FileEntry, tell: Callable[[int], None]
 ) -> tuple[Code, str, tuple[str, ...]] | None:
     own, base = stored.keys[entry.path], stored.bases.get(entry.path)
     try:
@@ -285,7 +285,7 @@ def _read(
     return Code.DIGEST, f"has digest {found}, expected {entry.digest}", damaged
 
 
-def _which(bucket: Bucket, stored: Stored, entry: FileEntry, base: Base) -> tuple[str, ...]:
+def _which(bucket: ObjectBucket, stored: Stored, entry: FileEntry, base: Base) -> tuple[str, ...]:
     """The objects of which a block differs from its digest beside the file; the file's own where
     that cannot be told: older steps count on without it."""
     own, path = stored.keys[entry.path], block_digests.beside(entry.path)
@@ -306,7 +306,7 @@ def _which(bucket: Bucket, stored: Stored, entry: FileEntry, base: Base) -> tupl
     return tuple(key for key, mine in ((own, True), (base.key, False)) if mine in differ) or (own,)
 
 
-def _is_there(bucket: Bucket, stored: Stored) -> bool:
+def _is_there(bucket: ObjectBucket, stored: Stored) -> bool:
     found = stored.manifest
     return commits.is_committed(bucket, found.kind, found.step)
 

@@ -15,7 +15,7 @@ from trainsync.storage import digest
 from trainsync.storage.errors import DamagedFileError
 from trainsync.storage.inspect.repair import Action, ActionKind, RepairPlan
 from trainsync.storage.objects import commits, inspecting, keys, removal
-from trainsync.storage.objects.bucket import Blob, Bucket
+from trainsync.storage.objects.bucket import Blob, ObjectBucket
 from trainsync.storage.objects.errors import ObjectChangedError
 from trainsync.storage.objects.inspecting import StoredSave
 from trainsync.storage.objects.manifests import SET_ASIDE, Stored, is_mark
@@ -37,7 +37,7 @@ class _Pointer:
 
 
 def plan_saves(
-    bucket: Bucket,
+    bucket: ObjectBucket,
     *,
     with_digest: bool,
     threads: int,
@@ -89,7 +89,7 @@ def plan_saves(
     return RepairPlan(tuple(actions), tuple(refused))
 
 
-def plan_cleanup(bucket: Bucket, clock: Callable[[], datetime]) -> list[Action]:
+def plan_cleanup(bucket: ObjectBucket, clock: Callable[[], datetime]) -> list[Action]:
     """Remove what copies that were cut off have left, two days after the last of it was put.
 
     Args:
@@ -118,7 +118,7 @@ def plan_cleanup(bucket: Bucket, clock: Callable[[], datetime]) -> list[Action]:
 
 
 def _judge(
-    bucket: Bucket,
+    bucket: ObjectBucket,
     saves: Sequence[StoredSave],
     with_digest: bool,
     threads: int,
@@ -141,7 +141,7 @@ def _judge(
 
 
 def _read(
-    bucket: Bucket, one: StoredSave, threads: int, on_bytes: Callable[[int], None]
+    bucket: ObjectBucket, one: StoredSave, threads: int, on_bytes: Callable[[int], None]
 ) -> StoredSave | None:
     """``one`` with what reading its bytes found twice: once they may have changed on the way."""
     found: list[StoredSave] = []
@@ -152,7 +152,7 @@ def _read(
     return found[0] if found else None
 
 
-def _read_pointer(bucket: Bucket, kind: SaveKind) -> _Pointer:
+def _read_pointer(bucket: ObjectBucket, kind: SaveKind) -> _Pointer:
     blob = bucket.find(keys.pointer(kind))
     if blob is None:
         return _Pointer(None, None, None)
@@ -162,7 +162,7 @@ def _read_pointer(bucket: Bucket, kind: SaveKind) -> _Pointer:
         return _Pointer(blob, None, error.why)
 
 
-def _aside_action(bucket: Bucket, one: StoredSave) -> Action:
+def _aside_action(bucket: ObjectBucket, one: StoredSave) -> Action:
     stored = one.stored
     assert stored is not None
     kind, step = one.save.kind, one.save.step
@@ -176,7 +176,7 @@ def _aside_action(bucket: Bucket, one: StoredSave) -> Action:
     )
 
 
-def set_aside(bucket: Bucket, stored: Stored) -> bool:
+def set_aside(bucket: ObjectBucket, stored: Stored) -> bool:
     """Let a damaged save count no more; whether that was done here. Its manifest goes beside its
     objects."""
     kind, step = stored.manifest.kind, stored.manifest.step
@@ -195,7 +195,7 @@ def set_aside(bucket: Bucket, stored: Stored) -> bool:
     return True
 
 
-def finish_set_aside(bucket: Bucket, kind: SaveKind, step: int) -> bool:
+def finish_set_aside(bucket: ObjectBucket, kind: SaveKind, step: int) -> bool:
     """End a `set_aside` that was cut off; whether there was one."""
     if not _is_marked(bucket, kind, step):
         return False
@@ -203,12 +203,12 @@ def finish_set_aside(bucket: Bucket, kind: SaveKind, step: int) -> bool:
     return True
 
 
-def _is_marked(bucket: Bucket, kind: SaveKind, step: int) -> bool:
+def _is_marked(bucket: ObjectBucket, kind: SaveKind, step: int) -> bool:
     there = bucket.find(keys.manifest(kind, step))
     return there is not None and there.data == SET_ASIDE
 
 
-def _finish_action(bucket: Bucket, kind: SaveKind, step: int) -> Action:
+def _finish_action(bucket: ObjectBucket, kind: SaveKind, step: int) -> Action:
     key = keys.manifest(kind, step)
 
     text = "a repair that was cut off had set the save aside; removed"
@@ -216,7 +216,7 @@ def _finish_action(bucket: Bucket, kind: SaveKind, step: int) -> Action:
 
 
 def _mover(
-    bucket: Bucket, kind: SaveKind, pointer: _Pointer, named: StoredSave | None, step: int
+    bucket: ObjectBucket, kind: SaveKind, pointer: _Pointer, named: StoredSave | None, step: int
 ) -> Callable[[], bool]:
     judged = None
     if named is not None and named.stored is not None:
@@ -237,7 +237,7 @@ def _mover(
     return move
 
 
-def _manifest_digest(bucket: Bucket, kind: SaveKind, step: int) -> str | None:
+def _manifest_digest(bucket: ObjectBucket, kind: SaveKind, step: int) -> str | None:
     """None where there is none that counts."""
     there = bucket.find(keys.manifest(kind, step))
     if there is None or is_mark(there.data):
@@ -245,7 +245,7 @@ def _manifest_digest(bucket: Bucket, kind: SaveKind, step: int) -> str | None:
     return digest.manifest_digest(there.data)
 
 
-def _remover(bucket: Bucket, names: Sequence[str]) -> Callable[[], bool]:
+def _remover(bucket: ObjectBucket, names: Sequence[str]) -> Callable[[], bool]:
     def remove() -> bool:
         bucket.delete(names)
         return True

@@ -11,7 +11,7 @@ from typing import Final
 
 from trainsync.api import env
 from trainsync.api.bucket import CREDENTIALS
-from trainsync.storage.objects.bucket import Bucket, Limits
+from trainsync.storage.objects.bucket import Limits, ObjectBucket
 from trainsync.storage.objects.errors import StoreUrlError
 from trainsync.storage.objects.opening import StoreOptions, open_store
 from trainsync.storage.objects.requests import bandwidth
@@ -62,7 +62,7 @@ def credentials(
     return {name.lower(): value for name, value in given.items() if value}
 
 
-def open_run_store(url: str, limits: Limits | None = None) -> Bucket:
+def open_run_store(url: str, limits: Limits | None = None) -> ObjectBucket:
     """The store of this process's run. Nothing is asked of it yet.
 
     Raises:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trainsync.storage.objects import address, explicit
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import StoreUrlError
 from trainsync.storage.objects.options import StoreOptions
 
@@ -26,7 +26,7 @@ _ENDPOINTS: Final = {
 ALLOW_HTTP: Final = "AWS_ALLOW_HTTP"
 
 
-def open_store(text: str, options: StoreOptions | None = None) -> Bucket:
+def open_store(text: str, options: StoreOptions | None = None) -> ObjectBucket:
     """The store that the URL ``text`` names. Nothing is asked of it yet.
 
     Raises:
@@ -37,7 +37,7 @@ def open_store(text: str, options: StoreOptions | None = None) -> Bucket:
     try:
         limits = options.limits
         calls = _open(url, options, limits.call_seconds)
-        return Bucket(calls, str(url), limits, _open(url, options, limits.transfer_seconds))
+        return ObjectBucket(calls, str(url), limits, _open(url, options, limits.transfer_seconds))
     except StoreUrlError:
         raise
     except ModuleNotFoundError as error:

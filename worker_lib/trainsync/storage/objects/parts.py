@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.requests import transfer
 from trainsync.storage.saves.based import Base, Blocks
 
@@ -16,7 +16,7 @@ def sizes(key: str, size: int, base: Base | None) -> dict[str, int]:
 
 
 def read_range(
-    bucket: Bucket, key: str, size: int, base: Base | None, start: int, end: int
+    bucket: ObjectBucket, key: str, size: int, base: Base | None, start: int, end: int
 ) -> memoryview:
     """The bytes of a file from ``start`` on, before ``end``.
 
@@ -44,7 +44,7 @@ def read_range(
     return whole
 
 
-def read_blocks(bucket: Bucket, key: str, size: int, base: Base | None) -> Iterator[bytes]:
+def read_blocks(bucket: ObjectBucket, key: str, size: int, base: Base | None) -> Iterator[bytes]:
     """All bytes of a file, in order; see `read_range`."""
     if base is None:
         return bucket.blocks(key, size)
@@ -68,5 +68,5 @@ def _around(runs: list[tuple[bool, int, int]], own: bool) -> tuple[int, int]:
     return (found[0][0], found[-1][1]) if found else _NONE
 
 
-def _read(bucket: Bucket, key: str, size: int, start: int, end: int) -> memoryview:
+def _read(bucket: ObjectBucket, key: str, size: int, start: int, end: int) -> memoryview:
     return bucket.range(key, size, start, end) if start < end else memoryview(b"")

@@ -5,7 +5,7 @@ import logging
 import secrets
 
 from trainsync.storage.objects import keys
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import (
     ConditionRefusedError,
     ObjectChangedError,
@@ -18,7 +18,7 @@ from trainsync.storage.objects.errors import (
 _LOG = logging.getLogger(__name__)
 
 
-def require_conditional_puts(bucket: Bucket, *, anew: bool = False) -> None:
+def require_conditional_puts(bucket: ObjectBucket, *, anew: bool = False) -> None:
     """Try both kinds of conditional puts on an object of our own, which is removed again.
 
     Args:
@@ -40,7 +40,7 @@ def require_conditional_puts(bucket: Bucket, *, anew: bool = False) -> None:
             _LOG.info("an object of a few bytes stays: %s", error)
 
 
-def _try(bucket: Bucket, key: str) -> None:
+def _try(bucket: ObjectBucket, key: str) -> None:
     bucket.create(key, b"first")
     try:
         bucket.create(key, b"second")
@@ -62,7 +62,7 @@ def _try(bucket: Bucket, key: str) -> None:
     raise _refusal(bucket, "a put with `If-Match` replaced an object of another e-tag")
 
 
-def _try_anew(bucket: Bucket, key: str) -> None:
+def _try_anew(bucket: ObjectBucket, key: str) -> None:
     """S3 does, but some servers count the mark that a bucket with versions has of a removal."""
     try:
         bucket.delete([key])
@@ -78,7 +78,7 @@ def _try_anew(bucket: Bucket, key: str) -> None:
         ) from None
 
 
-def _refusal(bucket: Bucket, why: str) -> UnconditionalStoreError:
+def _refusal(bucket: ObjectBucket, why: str) -> UnconditionalStoreError:
     return UnconditionalStoreError(
         f"{bucket.name} does not honour conditional puts ({why}), and so can hold no commits: "
         "use S3, GCS, Azure or a store that does; a directory is given without file://"

@@ -18,7 +18,7 @@ from trainsync.storage.errors import DamagedFileError, StepGoneError
 from trainsync.storage.inspect.pointers import newest_valid
 from trainsync.storage.inspect.saves import as_trained
 from trainsync.storage.objects import commits, inspecting, keys
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.inspecting import StoredSave
 from trainsync.storage.objects.live import references
 from trainsync.storage.saves.retention import choose_removals
@@ -41,7 +41,7 @@ class Orphans:
         return {"step": self.step, "folder": self.folder, "bytes": self.bytes}
 
 
-def choose(bucket: Bucket, found: Sequence[StoredSave], keep: int) -> list[int]:
+def choose(bucket: ObjectBucket, found: Sequence[StoredSave], keep: int) -> list[int]:
     """Steps to remove, oldest first.
 
     Besides the last ``keep`` of each kind, in the order of training, stay: what the pointers name,
@@ -70,7 +70,7 @@ def choose(bucket: Bucket, found: Sequence[StoredSave], keep: int) -> list[int]:
     )
 
 
-def remove(bucket: Bucket, step: int, found: Sequence[StoredSave]) -> bool:
+def remove(bucket: ObjectBucket, step: int, found: Sequence[StoredSave]) -> bool:
     """Remove a step's saves, and the objects that they alone name; whether it is gone.
 
     It stays when a pointer names it by now, when it is another save than the one in ``found``, and
@@ -88,7 +88,7 @@ def remove(bucket: Bucket, step: int, found: Sequence[StoredSave]) -> bool:
     return references.remove(bucket, step, partial(_limit, bucket, None))
 
 
-def orphans(bucket: Bucket, clock: Callable[[], datetime] | None = None) -> list[Orphans]:
+def orphans(bucket: ObjectBucket, clock: Callable[[], datetime] | None = None) -> list[Orphans]:
     """Objects that no manifest names and that are old enough to be of no copy at work.
 
     None where a manifest cannot be understood, or while a save that has not ended, or that is
@@ -133,13 +133,13 @@ def orphans(bucket: Bucket, clock: Callable[[], datetime] | None = None) -> list
     ]
 
 
-def remove_orphans(bucket: Bucket, found: Sequence[Orphans]) -> None:
+def remove_orphans(bucket: ObjectBucket, found: Sequence[Orphans]) -> None:
     """Remove what `orphans` found."""
     for one in found:
         bucket.delete(one.keys)
 
 
-def old_probes(bucket: Bucket, clock: Callable[[], datetime] | None = None) -> list[str]:
+def old_probes(bucket: ObjectBucket, clock: Callable[[], datetime] | None = None) -> list[str]:
     """Keys of objects that a writer put to try the store, and was killed before it removed them."""
     there = bucket.objects(keys.PROBES)
     if not there:
@@ -148,7 +148,7 @@ def old_probes(bucket: Bucket, clock: Callable[[], datetime] | None = None) -> l
     return [info.key for info in there if info.modified < limit]
 
 
-def store_time(bucket: Bucket) -> datetime:
+def store_time(bucket: ObjectBucket) -> datetime:
     """The time by the clock of the store, which is told by a put."""
     key = f"{keys.PROBES}/{secrets.token_hex(8)}"
     bucket.create(key, b"")
@@ -158,12 +158,12 @@ def store_time(bucket: Bucket) -> datetime:
         bucket.delete([key])
 
 
-def _limit(bucket: Bucket, clock: Callable[[], datetime] | None) -> datetime:
+def _limit(bucket: ObjectBucket, clock: Callable[[], datetime] | None) -> datetime:
     now = store_time(bucket) if clock is None else clock()
     return now - timedelta(seconds=ORPHAN_SECONDS)
 
 
-def _is_unchanged(bucket: Bucket, one: StoredSave) -> bool:
+def _is_unchanged(bucket: ObjectBucket, one: StoredSave) -> bool:
     try:
         now = commits.read_manifest(bucket, one.save.kind, one.save.step)
     except StepGoneError:

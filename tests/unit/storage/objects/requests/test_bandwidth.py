@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trainsync.api import env
-from trainsync.storage.objects.bucket import Bucket, Limits
+from trainsync.storage.objects.bucket import Limits, ObjectBucket
 from trainsync.storage.objects.errors import StoreUrlError
 from trainsync.storage.objects.of_run import options_of_run
 from trainsync.storage.objects.requests import bandwidth
@@ -58,7 +58,7 @@ def test_uploads_of_two_buckets_are_paced_by_one_bound(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(bandwidth, "of_process", of_process)
     limits = Limits(part_bytes=5 * MIB, upload_bytes_per_second=LEAST)
-    buckets = [Bucket(memory()._store, "memory://", limits) for _ in range(2)]
+    buckets = [ObjectBucket(memory()._store, "memory://", limits) for _ in range(2)]
 
     def blocks() -> Iterator[bytes]:
         yield from [bytes(MIB)] * 12

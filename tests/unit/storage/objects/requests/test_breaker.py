@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from obstore.store import MemoryStore
-from trainsync.storage.objects.bucket import Bucket, Limits
+from trainsync.storage.objects.bucket import Limits, ObjectBucket
 from trainsync.storage.objects.errors import StoreUnavailableError
 from trainsync.storage.objects.requests.breaker import Breaker
 
@@ -52,7 +52,7 @@ class Away:
         return call
 
 
-def answers(bucket: Bucket) -> bool:
+def answers(bucket: ObjectBucket) -> bool:
     try:
         return bucket.find("x") is None
     except StoreUnavailableError:
@@ -62,7 +62,7 @@ def answers(bucket: Bucket) -> bool:
 def test_a_bucket_with_a_pause_asks_a_store_that_is_away_now_and_then() -> None:
     store = Away()
     limits = Limits(retry_seconds=0.0, pause_seconds=0.3)
-    bucket = Bucket(store, "s3://b", limits)  # type: ignore[arg-type]
+    bucket = ObjectBucket(store, "s3://b", limits)  # type: ignore[arg-type]
     calls: list[Callable[[], object]] = [
         lambda: bucket.get("x"),
         lambda: bucket.create("x", b"x"),
@@ -81,7 +81,7 @@ def test_a_bucket_with_a_pause_asks_a_store_that_is_away_now_and_then() -> None:
 def test_an_answer_that_is_an_error_ends_the_pause() -> None:
     store = Away()
     limits = Limits(retry_seconds=0.0, pause_seconds=0.3)
-    bucket = Bucket(store, "s3://b", limits)  # type: ignore[arg-type]
+    bucket = ObjectBucket(store, "s3://b", limits)  # type: ignore[arg-type]
     for _ in range(3):
         store.is_away = True
         with pytest.raises(StoreUnavailableError):

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from obstore.store import MemoryStore
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import ObjectMissingError, StoreUnavailableError
 from trainsync.storage.objects.opening import StoreOptions, open_store
 
 SECONDS = 20.0
 CREDENTIALS = {"access_key_id": "key", "secret_access_key": "secret"}
-READS: dict[str, Callable[[Bucket], object]] = {
+READS: dict[str, Callable[[ObjectBucket], object]] = {
     "get": lambda bucket: bucket.get("key"),
     "look": lambda bucket: bucket.look("key", None),
     "size": lambda bucket: bucket.size("key"),
@@ -59,7 +59,7 @@ def silent() -> Iterator[Silent]:
 
 
 @pytest.fixture
-def bucket(silent: Silent) -> Bucket:
+def bucket(silent: Silent) -> ObjectBucket:
     """With the usual bounds: half a minute for an answer, and more tries for 90 s."""
     options = StoreOptions(silent.endpoint, "us-east-1", True, CREDENTIALS)
     return open_store("s3://bucket/a", options)
@@ -67,7 +67,7 @@ def bucket(silent: Silent) -> Bucket:
 
 @pytest.mark.parametrize("read", READS)
 def test_a_server_that_does_not_answer_is_given_up_at_the_deadline(
-    read: str, silent: Silent, bucket: Bucket
+    read: str, silent: Silent, bucket: ObjectBucket
 ) -> None:
     began = time.monotonic()
     with pytest.raises(StoreUnavailableError, match="key: it did not answer in time"):
@@ -78,7 +78,7 @@ def test_a_server_that_does_not_answer_is_given_up_at_the_deadline(
 
 @pytest.mark.parametrize("read", ["get", "range"])
 def test_an_answer_that_stops_amid_its_bytes_is_given_up_at_the_deadline(
-    read: str, silent: Silent, bucket: Bucket
+    read: str, silent: Silent, bucket: ObjectBucket
 ) -> None:
     lines = [
         "HTTP/1.1 206 Partial Content" if read == "range" else "HTTP/1.1 200 OK",
@@ -97,7 +97,7 @@ def test_an_answer_that_stops_amid_its_bytes_is_given_up_at_the_deadline(
     assert silent.asked >= 1
 
 
-def test_after_the_deadline_nothing_is_asked(silent: Silent, bucket: Bucket) -> None:
+def test_after_the_deadline_nothing_is_asked(silent: Silent, bucket: ObjectBucket) -> None:
     late = bucket.until(time.monotonic())
     for read in READS.values():
         with pytest.raises(StoreUnavailableError, match="it did not answer in time"):
@@ -106,7 +106,7 @@ def test_after_the_deadline_nothing_is_asked(silent: Silent, bucket: Bucket) -> 
 
 
 def test_within_the_deadline_reads_are_as_without_one() -> None:
-    whole = Bucket(MemoryStore(), "memory")
+    whole = ObjectBucket(MemoryStore(), "memory")
     whole.create("key", b"0123456789")
     timed = whole.until(time.monotonic() + SECONDS)
     blob = timed.get("key")
@@ -121,7 +121,7 @@ def test_within_the_deadline_reads_are_as_without_one() -> None:
         timed.range("other", 10, 0, 5)
 
 
-def test_readers_in_threads_share_a_deadline(silent: Silent, bucket: Bucket) -> None:
+def test_readers_in_threads_share_a_deadline(silent: Silent, bucket: ObjectBucket) -> None:
     timed = bucket.until(time.monotonic() + 0.5)
     failed: list[str] = []
 

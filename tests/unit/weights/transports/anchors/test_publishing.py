@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from obstore.store import MemoryStore
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.weights.delta.compiling import prepare
 from trainsync.weights.errors import (
     SupersededTrainerError,
@@ -30,13 +30,13 @@ FIRST, SECOND = Owner("run-uid", 1, "aaaa"), Owner("run-uid", 2, "bbbb")
 
 
 @pytest.fixture
-def bucket() -> Bucket:
+def bucket() -> ObjectBucket:
     assert prepare(600.0, compact=True)  # as trainers do before their first version
-    return Bucket(MemoryStore(), "memory")
+    return ObjectBucket(MemoryStore(), "memory")
 
 
 @pytest.fixture
-def explorer(bucket: Bucket) -> Iterator[AnchorReader]:
+def explorer(bucket: ObjectBucket) -> Iterator[AnchorReader]:
     reader = AnchorReader(bucket)
     yield reader
     reader.close()
@@ -54,7 +54,7 @@ def take(explorer: AnchorReader) -> Weights:
 
 
 def test_an_index_that_is_not_moved_in_time_keeps_no_caller_past_its_deadline(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+    bucket: ObjectBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = AnchorPublisher(bucket, FIRST, anchor_every=1)
     publish(trainer, 1, 1)
@@ -81,7 +81,7 @@ def test_an_index_that_is_not_moved_in_time_keeps_no_caller_past_its_deadline(
     trainer.close()
 
 
-def test_a_copy_that_is_late_is_a_version_that_is_late(bucket: Bucket) -> None:
+def test_a_copy_that_is_late_is_a_version_that_is_late(bucket: ObjectBucket) -> None:
     trainer = AnchorPublisher(bucket, FIRST)
     publish(trainer, 1, 1)
 
@@ -96,7 +96,7 @@ def test_a_copy_that_is_late_is_a_version_that_is_late(bucket: Bucket) -> None:
 
 
 def test_an_explorer_goes_on_after_a_copy_ahead_that_failed(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+    bucket: ObjectBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = AnchorPublisher(bucket, FIRST)
     source = StoreSource(bucket)
@@ -125,7 +125,7 @@ def same(taken: Weights, expected: Named) -> bool:
 
 
 def test_an_explorer_folds_what_it_missed_and_a_new_one_begins_at_an_anchor(
-    bucket: Bucket, explorer: AnchorReader
+    bucket: ObjectBucket, explorer: AnchorReader
 ) -> None:
     trainer = AnchorPublisher(bucket, FIRST, anchor_every=3)
     publish(trainer, 1, 1)
@@ -141,7 +141,7 @@ def test_an_explorer_folds_what_it_missed_and_a_new_one_begins_at_an_anchor(
 
 
 def test_a_later_attempt_takes_over_and_goes_back_behind_what_was_published(
-    bucket: Bucket, explorer: AnchorReader
+    bucket: ObjectBucket, explorer: AnchorReader
 ) -> None:
     first = AnchorPublisher(bucket, FIRST)
     publish(first, 1, 4)
@@ -157,7 +157,9 @@ def test_a_later_attempt_takes_over_and_goes_back_behind_what_was_published(
     second.close()
 
 
-def test_objects_of_versions_that_are_gone_are_removed_after_their_grace(bucket: Bucket) -> None:
+def test_objects_of_versions_that_are_gone_are_removed_after_their_grace(
+    bucket: ObjectBucket,
+) -> None:
     now = [0.0]
     rule = Retention(versions=1, seconds=0.0, grace_seconds=60.0)
     trainer = AnchorPublisher(bucket, FIRST, retention=rule, anchor_every=1, clock=lambda: now[0])
@@ -172,7 +174,7 @@ def test_objects_of_versions_that_are_gone_are_removed_after_their_grace(bucket:
     assert not any(key.rpartition("/")[2].startswith(("1-", "2-")) for key in left)
 
 
-def test_a_proof_goes_with_its_version(bucket: Bucket) -> None:
+def test_a_proof_goes_with_its_version(bucket: ObjectBucket) -> None:
     now = [1000.0]
     rule = Retention(versions=2, seconds=0.0, grace_seconds=60.0)
     trainer = AnchorPublisher(bucket, FIRST, retention=rule, anchor_every=1, clock=lambda: now[0])

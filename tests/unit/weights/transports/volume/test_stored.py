@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 from trainsync.storage.objects import commits
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.manifests import Stored
 from trainsync.weights.errors import WeightsUnavailableError
 from trainsync.weights.transports.volume.stored import StoredStateDicts
@@ -18,7 +18,9 @@ from tests.unit.storage.objects.memory import STATE_DICT, manifest_of, memory, s
 def test_a_machine_without_room_for_a_file_is_asked_again_later() -> None:
     """A Megatron model's configuration lies in one meanwhile."""
 
-    def read(bucket: Bucket, stored: Stored, *, deadline: float) -> Mapping[str, torch.Tensor]:
+    def read(
+        bucket: ObjectBucket, stored: Stored, *, deadline: float
+    ) -> Mapping[str, torch.Tensor]:
         with tempfile.TemporaryDirectory(dir="/no/such/place"):
             return {}
 

@@ -12,7 +12,7 @@ from trainsync.checkpoint.save.places.unchanged import KnownFile
 from trainsync.storage import block_digests, digest
 from trainsync.storage.errors import StepGoneError
 from trainsync.storage.objects import commits
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.live.term import read_term
 from trainsync.storage.objects.manifests import Stored
 from trainsync.storage.saves.receipts import FileEntry
@@ -31,7 +31,7 @@ class ResumedFiles:
         self._stored: Stored | None = None
         self._entries: dict[str, FileEntry] = {}
 
-    def find(self, bucket: Bucket, path: str) -> KnownFile | None:
+    def find(self, bucket: ObjectBucket, path: str) -> KnownFile | None:
         """The file at ``path``; None: the checkpoint has none with digests of its blocks, or the
         attempt began from nothing.
 
@@ -59,7 +59,7 @@ class ResumedFiles:
         base = found.bases.get(path)
         return KnownFile(found.manifest.step, (entry, beside), places, blocks, found.digest, base)
 
-    def _read(self, bucket: Bucket) -> Stored | None:
+    def _read(self, bucket: ObjectBucket) -> Stored | None:
         term = read_term(bucket)
         if term is None or term.attempt != self._attempt or term.origin is None:
             return None

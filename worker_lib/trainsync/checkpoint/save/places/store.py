@@ -38,7 +38,7 @@ from trainsync.storage import block_digests
 from trainsync.storage.errors import DamagedFileError, StorageError, UnsafePathError
 from trainsync.storage.layout import check_not_reserved
 from trainsync.storage.objects import keys, parts
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import StoreUnavailableError
 from trainsync.storage.objects.live import names, records, references
 from trainsync.storage.objects.live.records import StoredRecords
@@ -71,7 +71,7 @@ class StorePart:
 
     def __init__(
         self,
-        bucket: Bucket,
+        bucket: ObjectBucket,
         owner: tuple[int, str],
         kind: SaveKind,
         step: int,
@@ -397,7 +397,7 @@ class StorePlace:
     """
 
     def __init__(
-        self, bucket: Bucket, attempt: int, incarnation: str, *, incremental: bool = False
+        self, bucket: ObjectBucket, attempt: int, incarnation: str, *, incremental: bool = False
     ) -> None:
         self._bucket = bucket
         self._owner = (attempt, incarnation)

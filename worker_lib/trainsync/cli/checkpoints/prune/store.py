@@ -10,7 +10,7 @@ from trainsync.cli.checkpoints.prune import question
 from trainsync.cli.checkpoints.prune.plan import PrunedStep
 from trainsync.cli.output.console import REFUSED, emit, fail, say, stdout
 from trainsync.storage.objects import inspecting, removal
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.inspecting import StoredSave
 from trainsync.storage.objects.removal import Orphans
 
@@ -25,7 +25,7 @@ class Asked:
     as_json: bool
 
 
-def prune_store(bucket: Bucket, asked: Asked) -> None:
+def prune_store(bucket: ObjectBucket, asked: Asked) -> None:
     """Remove old steps, and objects of copies that were cut off."""
     found = inspecting.check_all_sizes(bucket)
     removals = _measure(found, removal.choose(bucket, found, asked.keep))
@@ -79,7 +79,7 @@ def _measure(found: Sequence[StoredSave], steps: Sequence[int]) -> list[PrunedSt
 
 
 def _remove(
-    bucket: Bucket, removals: Sequence[PrunedStep], found: Sequence[StoredSave]
+    bucket: ObjectBucket, removals: Sequence[PrunedStep], found: Sequence[StoredSave]
 ) -> tuple[list[PrunedStep], list[PrunedStep]]:
     """Steps that are gone, and steps that stay."""
     removed: list[PrunedStep] = []

@@ -6,12 +6,12 @@ from trainsync.cli.checkpoints.repair.actions import carry_out
 from trainsync.cli.output.progress import bytes_bar
 from trainsync.storage.inspect.repair import Action
 from trainsync.storage.objects import mending, removal
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.probe import require_conditional_puts
 
 
 def repair_store(
-    bucket: Bucket, *, dry_run: bool, with_digest: bool, threads: int, quiet: bool
+    bucket: ObjectBucket, *, dry_run: bool, with_digest: bool, threads: int, quiet: bool
 ) -> tuple[list[Action], tuple[str, ...]]:
     """What was done, and a sentence for each pointer that cannot be mended.
 

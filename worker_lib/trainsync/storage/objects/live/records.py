@@ -11,7 +11,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.storage import records
 from trainsync.storage.errors import DamagedFileError, SecondWriterError
 from trainsync.storage.layout import parse_step
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import ObjectExistsError
 from trainsync.storage.objects.live import names, references
 from trainsync.storage.saves.receipts import (
@@ -39,7 +39,7 @@ class StoredRecords:
     """
 
     def __init__(
-        self, bucket: Bucket, attempt: int, incarnation: str, kind: SaveKind, step: int
+        self, bucket: ObjectBucket, attempt: int, incarnation: str, kind: SaveKind, step: int
     ) -> None:
         self.bucket: Final = bucket
         self.folder: Final = names.save(attempt, incarnation, kind, step)
@@ -159,7 +159,9 @@ class StoredRecords:
             raise DamagedFileError(Path(key), "speaks of another save or participant")
 
 
-def registered(bucket: Bucket, attempt: int, incarnation: str, kind: SaveKind) -> Iterator[int]:
+def registered(
+    bucket: ObjectBucket, attempt: int, incarnation: str, kind: SaveKind
+) -> Iterator[int]:
     """Steps of which a save of ``kind`` is registered and not yet forgotten, the greatest first."""
     folder = f"{names.owner(attempt, incarnation)}/{kind.value}"
     steps = sorted(

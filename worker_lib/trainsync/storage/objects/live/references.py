@@ -31,7 +31,7 @@ from trainsync.failpoints import failpoint
 from trainsync.storage import digest
 from trainsync.storage.errors import DamagedFileError, UnsafePathError
 from trainsync.storage.objects import commits, keys, manifests
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.live import names
 from trainsync.storage.saves.receipts import Participant, Receipt
 
@@ -41,7 +41,11 @@ _TRIES: Final = 5
 
 
 def pin(
-    bucket: Bucket, folder: str, step: int, participant: Participant, manifest: str | None = None
+    bucket: ObjectBucket,
+    folder: str,
+    step: int,
+    participant: Participant,
+    manifest: str | None = None,
 ) -> bool:
     """Keep the objects of ``step`` until the save whose records are in ``folder`` has ended.
 
@@ -59,7 +63,7 @@ def pin(
     return there is not None and digest.manifest_digest(there.data) == manifest
 
 
-def pinned(bucket: Bucket, since: Callable[[], datetime] | None = None) -> set[int]:
+def pinned(bucket: ObjectBucket, since: Callable[[], datetime] | None = None) -> set[int]:
     """Steps whose objects saves that have not ended may name. Raises `StoreError`.
 
     Args:
@@ -75,7 +79,7 @@ def pinned(bucket: Bucket, since: Callable[[], datetime] | None = None) -> set[i
     return {step for step, put in pins if limit is None or put >= limit}
 
 
-def named(bucket: Bucket, also: Collection[tuple[int, SaveKind]] = ()) -> set[str]:
+def named(bucket: ObjectBucket, also: Collection[tuple[int, SaveKind]] = ()) -> set[str]:
     """Keys of all objects that manifests name.
 
     Args:
@@ -89,7 +93,7 @@ def named(bucket: Bucket, also: Collection[tuple[int, SaveKind]] = ()) -> set[st
 
 
 def _read_all(
-    bucket: Bucket, also: Collection[tuple[int, SaveKind]]
+    bucket: ObjectBucket, also: Collection[tuple[int, SaveKind]]
 ) -> tuple[set[str], set[tuple[int, SaveKind]]]:
     """See `named`; with them the saves whose manifests were listed."""
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="trainsync-manifests") as pool:
@@ -109,7 +113,7 @@ def _read_all(
 
 
 def unnamed(
-    bucket: Bucket,
+    bucket: ObjectBucket,
     objects: Collection[str],
     also: Collection[tuple[int, SaveKind]] = (),
     is_sure: Callable[[int], bool] = lambda step: True,
@@ -145,7 +149,7 @@ def unnamed(
     return found if all(step in there and is_sure(step) for step in pins) else None
 
 
-def rolled_back(bucket: Bucket) -> set[str]:
+def rolled_back(bucket: ObjectBucket) -> set[str]:
     """Keys of objects that manifests name which roll-backs have set aside. Raises as `named`."""
     wanted = [
         (info.key, parsed)
@@ -167,7 +171,7 @@ def rolled_back(bucket: Bucket) -> set[str]:
 
 
 def remove(
-    bucket: Bucket,
+    bucket: ObjectBucket,
     step: int,
     since: Callable[[], datetime] | None = None,
     doomed: dict[int, set[str]] | None = None,
@@ -222,7 +226,7 @@ def remove(
     return True
 
 
-def _named_by(bucket: Bucket, step: int, kind: SaveKind) -> set[str] | None:
+def _named_by(bucket: ObjectBucket, step: int, kind: SaveKind) -> set[str] | None:
     """None: it is gone since it was listed."""
     blob = bucket.find(keys.manifest(kind, step))
     if blob is None:

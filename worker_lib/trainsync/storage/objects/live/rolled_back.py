@@ -12,7 +12,7 @@ from typing import Final
 from trainsync.api.protocol import SaveKind
 from trainsync.failpoints import failpoint
 from trainsync.storage.objects import commits, keys
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import ObjectChangedError, StoreUnavailableError
 from trainsync.storage.objects.live import names
 from trainsync.storage.objects.manifests import SET_ASIDE, is_mark
@@ -22,7 +22,7 @@ from trainsync.storage.saves.rollback import Rollback
 _KIND: Final = SaveKind.CHECKPOINT
 
 
-def read(bucket: Bucket, run_uid: str) -> Rollback | None:
+def read(bucket: ObjectBucket, run_uid: str) -> Rollback | None:
     """The newest request of the run ``run_uid``; None: nothing was asked.
 
     Raises:
@@ -36,7 +36,7 @@ def read(bucket: Bucket, run_uid: str) -> Rollback | None:
     return found if found.run_uid == run_uid else None
 
 
-def write(bucket: Bucket, record: Rollback, may: Callable[[], None]) -> None:
+def write(bucket: ObjectBucket, record: Rollback, may: Callable[[], None]) -> None:
     """Replace the record, if ``may``, asked right before, raises nothing.
 
     Raises:
@@ -50,12 +50,12 @@ def write(bucket: Bucket, record: Rollback, may: Callable[[], None]) -> None:
         bucket.replace(names.ROLLBACK, data, there)
 
 
-def forget(bucket: Bucket) -> None:
+def forget(bucket: ObjectBucket) -> None:
     """The request is withdrawn. Raises `StoreError`."""
     bucket.delete([names.ROLLBACK])
 
 
-def put_aside(bucket: Bucket, record: Rollback, may: Callable[[], None]) -> tuple[int, ...]:
+def put_aside(bucket: ObjectBucket, record: Rollback, may: Callable[[], None]) -> tuple[int, ...]:
     """Move the manifests of the steps after the record's aside; the steps that lie there, in order.
 
     Pointers go back first, so that they name something at every moment. It can be done again.
@@ -86,7 +86,7 @@ def put_aside(bucket: Bucket, record: Rollback, may: Callable[[], None]) -> tupl
 
 
 def _put_pointer_back(
-    bucket: Bucket, kind: SaveKind, step: int, steps: list[int], may: Callable[[], None]
+    bucket: ObjectBucket, kind: SaveKind, step: int, steps: list[int], may: Callable[[], None]
 ) -> None:
     """Name the newest of ``steps`` up to ``step``. Of state dicts there may be none: then the
     pointer goes."""
@@ -103,7 +103,7 @@ def _put_pointer_back(
 
 
 def _put_aside(
-    bucket: Bucket, kind: SaveKind, step: int, aside: str, may: Callable[[], None]
+    bucket: ObjectBucket, kind: SaveKind, step: int, aside: str, may: Callable[[], None]
 ) -> None:
     """Move the manifest of a step.
 
@@ -128,7 +128,7 @@ def _put_aside(
     bucket.delete([key])
 
 
-def is_aside(bucket: Bucket, step: int) -> bool:
+def is_aside(bucket: ObjectBucket, step: int) -> bool:
     """Whether any rollback has put ``step`` aside. Raises `StoreError`."""
     found = (keys.parse_rolled_back(info.key) for info in bucket.below(keys.ROLLED_BACK))
     return (_KIND, step) in found

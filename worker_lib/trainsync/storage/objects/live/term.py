@@ -18,7 +18,7 @@ from trainsync.storage.errors import (
     StorageError,
 )
 from trainsync.storage.objects import commits, inspecting, keys, manifests
-from trainsync.storage.objects.bucket import Blob, Bucket
+from trainsync.storage.objects.bucket import Blob, ObjectBucket
 from trainsync.storage.objects.errors import (
     ObjectChangedError,
     ObjectExistsError,
@@ -88,7 +88,7 @@ class Term:
 _TERM: Final = TypeAdapter(Term)
 
 
-def read_term(bucket: Bucket) -> Term | None:
+def read_term(bucket: ObjectBucket) -> Term | None:
     """The term in force; None: no run has saved into this store.
 
     Raises:
@@ -98,7 +98,7 @@ def read_term(bucket: Bucket) -> Term | None:
     return None if blob is None else decode_term(blob)
 
 
-def check_run(bucket: Bucket, there: Term | None, run_uid: str) -> None:
+def check_run(bucket: ObjectBucket, there: Term | None, run_uid: str) -> None:
     """See that the term is of this run: whether another one lives cannot be told from the store.
 
     Raises:
@@ -135,7 +135,7 @@ class Tenure:
         holder: random, of this monitor alone.
     """
 
-    def __init__(self, bucket: Bucket, run_uid: str, holder: str) -> None:
+    def __init__(self, bucket: ObjectBucket, run_uid: str, holder: str) -> None:
         self._bucket = bucket
         self._run_uid = run_uid
         self._holder = holder

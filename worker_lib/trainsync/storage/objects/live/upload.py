@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.requests import transfer
 
 _WAITING: Final = 2
@@ -32,7 +32,7 @@ class Upload:
     """
 
     def __init__(
-        self, bucket: Bucket, key: str, size: int, check: Callable[[], None] = lambda: None
+        self, bucket: ObjectBucket, key: str, size: int, check: Callable[[], None] = lambda: None
     ) -> None:
         self._bucket = bucket
         self._key = key

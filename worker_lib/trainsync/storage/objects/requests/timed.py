@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class StoreUntil:
-    """As much of obstore's store as `Bucket` reads with. All methods raise `TimeoutError` at
+    """As much of obstore's store as `ObjectBucket` reads with. All methods raise `TimeoutError` at
     ``deadline`` (`time.monotonic`), where the connection is closed, and else what obstore raises.
     """
 

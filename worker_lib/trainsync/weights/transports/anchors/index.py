@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from trainsync.storage.digest import PATTERN
 from trainsync.storage.errors import DamagedFileError
-from trainsync.storage.objects.bucket import Blob, Bucket
+from trainsync.storage.objects.bucket import Blob, ObjectBucket
 from trainsync.storage.records import RECORD_CONFIG, decode, encode
 from trainsync.storage.saves.incarnations import generation
 
@@ -176,7 +176,7 @@ def decode_index(data: bytes) -> WeightsIndex:
     return found
 
 
-def read_index(bucket: Bucket) -> WeightsIndex | None:
+def read_index(bucket: ObjectBucket) -> WeightsIndex | None:
     """The index; None where nothing was ever published. One request.
 
     Raises:
@@ -190,7 +190,7 @@ def read_index(bucket: Bucket) -> WeightsIndex | None:
 class IndexLook:
     """Reads the index again and again: what has not moved does not come twice. One thread."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: ObjectBucket) -> None:
         self._bucket = bucket
         self._known: tuple[Blob, WeightsIndex] | None = None
 

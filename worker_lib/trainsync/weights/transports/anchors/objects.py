@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from trainsync.storage.digest import format_digest, new_hasher
-from trainsync.storage.objects.bucket import Bucket
-from trainsync.weights.buckets.layout import Bucket as StreamBucket
-from trainsync.weights.buckets.layout import StreamSchema
+from trainsync.storage.objects.bucket import ObjectBucket
+from trainsync.weights.buckets.layout import Bucket, StreamSchema
 from trainsync.weights.delta.codec import Bytes, Segment, apply
 from trainsync.weights.errors import DeltaError, DigestMismatchError, InconsistentUploadError
 from trainsync.weights.transports.anchors.index import StoredObject
@@ -31,7 +30,7 @@ Check = Callable[[], None]
 
 
 def put_anchor(
-    bucket: Bucket,
+    bucket: ObjectBucket,
     key: str,
     schema: StreamSchema,
     data: torch.Tensor,
@@ -54,7 +53,7 @@ def put_anchor(
 
 
 def put_delta(
-    bucket: Bucket, key: str, segments: Sequence[Segment], check: Check = lambda: None
+    bucket: ObjectBucket, key: str, segments: Sequence[Segment], check: Check = lambda: None
 ) -> StoredObject:
     """Put what changed. Raises `StoreError`."""
     blocks: list[memoryview] = []
@@ -64,12 +63,16 @@ def put_delta(
     return _put(bucket, key, blocks, check)
 
 
-def put_proof(bucket: Bucket, key: str, data: bytes, check: Check = lambda: None) -> StoredObject:
+def put_proof(
+    bucket: ObjectBucket, key: str, data: bytes, check: Check = lambda: None
+) -> StoredObject:
     """Put a version's proof. Raises `StoreError`."""
     return _put(bucket, key, [memoryview(data)], check)
 
 
-def _put(bucket: Bucket, key: str, blocks: Sequence[memoryview], check: Check) -> StoredObject:
+def _put(
+    bucket: ObjectBucket, key: str, blocks: Sequence[memoryview], check: Check
+) -> StoredObject:
     hasher, size = new_hasher(), sum(len(block) for block in blocks)
 
     def digested() -> Iterator[memoryview]:
@@ -86,7 +89,7 @@ def read_whole(blocks: Iterable[bytes], stored: StoredObject, check: Check = lam
     """The bytes of an object that fits into memory.
 
     Args:
-        blocks: of its bytes, in order, such as `Bucket.blocks` gives.
+        blocks: of its bytes, in order, such as `ObjectBucket.blocks` gives.
 
     Raises:
         DigestMismatchError: they are not those that were put.
@@ -116,7 +119,7 @@ class AnchorReading:
     """An anchor as it comes: first its schema, then the stream.
 
     Args:
-        blocks: of its bytes, in order, such as `Bucket.blocks` gives.
+        blocks: of its bytes, in order, such as `ObjectBucket.blocks` gives.
 
     Raises:
         InconsistentUploadError: it is no anchor, or not one of ``total`` bytes.
@@ -190,7 +193,7 @@ def apply_delta(data: Bytes, target: Bytes) -> None:
         position, former = position + size, stop
 
 
-def stream_digest(data: Bytes, plan: Sequence[StreamBucket]) -> str:
+def stream_digest(data: Bytes, plan: Sequence[Bucket]) -> str:
     """The digest of a version's stream, as `DeltaBase` and broadcasts have it."""
     hasher = new_hasher()
     for bucket in plan:

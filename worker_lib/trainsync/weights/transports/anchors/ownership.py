@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from trainsync.failpoints import failpoint
-from trainsync.storage.objects.bucket import Blob, Bucket
+from trainsync.storage.objects.bucket import Blob, ObjectBucket
 from trainsync.storage.objects.errors import (
     ObjectChangedError,
     ObjectExistsError,
@@ -43,7 +43,7 @@ class OwnedIndex:
         StoreError: the store cannot be used.
     """
 
-    def __init__(self, bucket: Bucket, owner: Owner) -> None:
+    def __init__(self, bucket: ObjectBucket, owner: Owner) -> None:
         self._bucket = bucket
         self._owner = owner
         self._former: WeightsIndex | None = None
@@ -153,7 +153,7 @@ class OwnedIndex:
         self._index, self._blob = found, there
 
 
-def remove_quietly(bucket: Bucket, keys: list[str]) -> bool:
+def remove_quietly(bucket: ObjectBucket, keys: list[str]) -> bool:
     """Remove objects that nothing names; False, and a warning, where that fails."""
     try:
         if keys:

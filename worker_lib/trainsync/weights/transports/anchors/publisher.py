@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from trainsync.failpoints import failpoint
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import StoreError
 from trainsync.storage.objects.probe import require_conditional_puts
 from trainsync.weights.buckets.tensor_stream import NamedTensors
@@ -85,7 +85,7 @@ class AnchorPublisher:
 
     def __init__(
         self,
-        bucket: Bucket,
+        bucket: ObjectBucket,
         owner: Owner,
         *,
         retention: Retention | None = None,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from trainsync.storage.errors import DamagedFileError
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingError, StoreError
 from trainsync.weights.buckets.layout import TensorMeta, plan_buckets
 from trainsync.weights.buckets.served import ServedVersion, StagingSet, WeightSets
@@ -49,7 +49,7 @@ _READS_AT_ONCE: Final = 4
 
 ReadsObject = Callable[[StoredObject, float], Iterable[bytes]]
 """Gives an object's bytes, in order, until a deadline on the monotonic clock: raises as
-`Bucket.blocks`."""
+`ObjectBucket.blocks`."""
 
 NamesWay = Callable[[StoredObject, TransferKind], TransferKind]
 """Says how an object came that was read, given how one counts that the store gave."""
@@ -71,7 +71,7 @@ class AnchorReader:
 
     def __init__(
         self,
-        bucket: Bucket,
+        bucket: ObjectBucket,
         expected: Sequence[TensorMeta] | None = None,
         read: ReadsObject | None = None,
         way: NamesWay | None = None,

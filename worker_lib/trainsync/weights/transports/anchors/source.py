@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Final
 
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.delta.compiling import prepare
 from trainsync.weights.errors import WeightsUnavailableError
@@ -32,7 +32,7 @@ class StoreSource(WeightSource):
 
     def __init__(
         self,
-        bucket: Bucket,
+        bucket: ObjectBucket,
         *,
         expected: Sequence[TensorMeta] | None = None,
         read: ReadsObject | None = None,

@@ -13,7 +13,7 @@ import torch
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.errors import DamagedFileError, StepGoneError
 from trainsync.storage.objects import commits
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import StoreError
 from trainsync.storage.objects.manifests import Stored
 from trainsync.weights.buckets.layout import TensorMeta
@@ -33,7 +33,7 @@ class ReadsStoredWeights(Protocol):
     """Puts the weights of a step in a store together; given in, as `ReadsWeights` is."""
 
     def __call__(
-        self, bucket: Bucket, stored: Stored, *, deadline: float
+        self, bucket: ObjectBucket, stored: Stored, *, deadline: float
     ) -> Mapping[str, torch.Tensor]:
         """Full CPU tensors that own their memory, every byte verified.
 
@@ -54,7 +54,7 @@ class StoredStateDicts(WeightSource):
 
     def __init__(
         self,
-        bucket: Bucket,
+        bucket: ObjectBucket,
         read: ReadsStoredWeights,
         *,
         expected: Sequence[TensorMeta] | None = None,
@@ -85,7 +85,7 @@ class StoredStateDicts(WeightSource):
         return as_fetched(meta, tensors, self._expected, started)
 
 
-def _manifest(bucket: Bucket, location: CheckpointLocation, what: str) -> Stored:
+def _manifest(bucket: ObjectBucket, location: CheckpointLocation, what: str) -> Stored:
     """The manifest that was announced. Raises `WeightsReplacedError`: it is another by now."""
     try:
         stored = commits.read_manifest(bucket, _KIND, location.step)

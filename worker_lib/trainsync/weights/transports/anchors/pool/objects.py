@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 import numpy as np
 import ray
 
-from trainsync.storage.objects.bucket import Bucket
+from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.weights.delta.codec import Bytes
 from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync.weights.synchronizer.ray_errors import one_sentence
@@ -47,7 +47,7 @@ class PooledObjects:
     there.
     """
 
-    def __init__(self, bucket: Bucket, explorer: str, namespace: str) -> None:
+    def __init__(self, bucket: ObjectBucket, explorer: str, namespace: str) -> None:
         self._bucket = bucket
         self._explorer = explorer
         self._namespace = namespace
@@ -59,7 +59,7 @@ class PooledObjects:
         self._searched()  # the actor starts beside all else
 
     @classmethod
-    def of(cls, bucket: Bucket, explorer: str, namespace: str) -> Self | None:
+    def of(cls, bucket: ObjectBucket, explorer: str, namespace: str) -> Self | None:
         """None where this process has not joined Ray."""
         return cls(bucket, explorer, namespace) if ray.is_initialized() else None
 
