@@ -20,7 +20,7 @@ from trainsync.storage.errors import UnsafePathError
 from trainsync.storage.objects.bucket import Limits, ObjectBucket
 from trainsync.storage.objects.errors import StoreRefusedError, StoreUnavailableError
 from trainsync.storage.objects.live.term import Tenure
-from trainsync.storage.patience import Patience
+from trainsync.storage.retry_limits import RetryLimits
 from trainsync.storage.saves.receipts import Participant, ParticipantFailure, Receipt, SaveOutcome
 
 from tests.unit.storage.objects.memory import memory
@@ -85,11 +85,11 @@ def refuse_first(count: int, error: Exception) -> Callable[[str], object]:
     return fault
 
 
-def patient(store: Faulty, **bounds: Any) -> StorePart:
+def retrying(store: Faulty, **bounds: Any) -> StorePart:
     place = StorePlace(ObjectBucket(store, "s3://b"), 0, "a" * 8)  # type: ignore[arg-type]
     short = {"first_wait_seconds": 0.01, "longest_wait_seconds": 0.02}
-    patience = Patience(**{"until": time.monotonic() + 60, **short, **bounds})
-    return place.part(SaveKind.CHECKPOINT, 5, MODEL, patience)
+    retry_limits = RetryLimits(**{"until": time.monotonic() + 60, **short, **bounds})
+    return place.part(SaveKind.CHECKPOINT, 5, MODEL, retry_limits)
 
 
 REFUSED = OSError("error trying to connect: ConnectionRefused")
@@ -113,7 +113,7 @@ def receipt(part: StorePart, *files: Any) -> Receipt:
 
 def test_every_step_of_a_part_waits_for_a_store_that_is_away() -> None:
     store, waited = Faulty(), list[float]()
-    part = patient(store, on_wait=waited.append)
+    part = retrying(store, on_wait=waited.append)
     state = {"w": torch.rand(1000)}
     store.fault = refuse_first(10, REFUSED)
     assert part.records.outcome() is None
@@ -129,7 +129,7 @@ def test_every_step_of_a_part_waits_for_a_store_that_is_away() -> None:
 
 def test_an_object_of_several_parts_is_put_anew_with_all_of_its_bytes() -> None:
     store = Faulty()
-    part = patient(store)
+    part = retrying(store)
     part._bucket.limits = Limits(part_bytes=5 << 20)
     state = {"w": torch.rand(4 << 20)}
     broken = iter([True, True])
@@ -152,7 +152,7 @@ def test_an_object_of_several_parts_is_put_anew_with_all_of_its_bytes() -> None:
 
 def test_what_waiting_cannot_mend_is_raised_at_once() -> None:
     store = Faulty()
-    part = patient(store, first_wait_seconds=100.0)
+    part = retrying(store, first_wait_seconds=100.0)
     store.fault = refuse_first(1, DENIED)
     with pytest.raises(StoreRefusedError, match="access is denied"):
         part.write_state("actor/model.pt", partial(dump, {"w": torch.ones(1)}), 4)
@@ -160,7 +160,7 @@ def test_what_waiting_cannot_mend_is_raised_at_once() -> None:
 
 def test_the_wait_is_bounded() -> None:
     store = Faulty()
-    part = patient(store, until=time.monotonic() + 0.3)
+    part = retrying(store, until=time.monotonic() + 0.3)
     store.fault = refuse_first(10_000, REFUSED)
     with pytest.raises(StoreUnavailableError, match="the connection was refused"):
         part.write_state("actor/model.pt", partial(dump, {"w": torch.ones(1)}), 4)
@@ -168,7 +168,7 @@ def test_the_wait_is_bounded() -> None:
 
 def test_a_part_whose_save_ended_meanwhile_is_given_up() -> None:
     store = Faulty()
-    part = patient(store)
+    part = retrying(store)
     outcome = SaveOutcome(kind=SaveKind.CHECKPOINT, step=5, error="rank 1 died")
 
     def end(key: str) -> None:
@@ -192,7 +192,7 @@ def test_an_upload_ends_with_its_save_though_the_store_is_there(
     """What is left of it would take its time of a bounded bandwidth from the next save."""
     monkeypatch.setattr(uploading, "ASK_SECONDS", 0.0)
     store = Faulty()
-    part = patient(store)
+    part = retrying(store)
     part._bucket.limits = Limits(part_bytes=5 << 20)
     outcome = SaveOutcome(kind=SaveKind.CHECKPOINT, step=5, error=error)
 
@@ -212,7 +212,7 @@ def test_a_store_that_does_not_say_how_a_save_ended_ends_no_upload(
 ) -> None:
     monkeypatch.setattr(uploading, "ASK_SECONDS", 0.0)
     store, asked = Faulty(), list[str]()
-    part = patient(store)
+    part = retrying(store)
     part._at_once.bucket.limits = Limits(part_bytes=5 << 20, retry_seconds=0.0)
 
     def refuse(key: str) -> None:
@@ -233,7 +233,7 @@ def test_a_part_of_an_incarnation_that_is_over_is_given_up(
     attempt: int, incarnation: str, goes_on: bool
 ) -> None:
     store = Faulty()
-    part = patient(store)
+    part = retrying(store)
     tenure = Tenure(part._bucket, "uid", "c" * 8)
     tenure.take(lambda there: None)
     tenure.claim(attempt, "main", incarnation)
@@ -256,7 +256,7 @@ def test_a_part_of_an_incarnation_that_is_over_is_given_up(
 
 def test_a_failure_is_not_waited_for() -> None:
     store = Faulty()
-    part = patient(store, first_wait_seconds=1000.0, longest_wait_seconds=1000.0)
+    part = retrying(store, first_wait_seconds=1000.0, longest_wait_seconds=1000.0)
     store.fault = refuse_first(10_000, REFUSED)
     failure = ParticipantFailure(
         kind=SaveKind.CHECKPOINT,

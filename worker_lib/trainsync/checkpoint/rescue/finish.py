@@ -15,7 +15,7 @@ from trainsync.checkpoint.save.places.base import Place, SaveRecords
 from trainsync.checkpoint.save.places.uploading import Wanted
 from trainsync.failpoints import failpoint
 from trainsync.storage.errors import SecondWriterError, StorageError
-from trainsync.storage.patience import Patience
+from trainsync.storage.retry_limits import RetryLimits
 from trainsync.storage.saves.receipts import ParticipantFailure, Rescue
 
 logger = logging.getLogger(__name__)
@@ -59,8 +59,8 @@ def finish(place: Place, part: PartKey, kept: KeptPart) -> None:
         ValueError: what is in memory is not what was kept.
     """
     started = time.monotonic()
-    patience = Patience(started + FINISH_SECONDS)
-    there = place.part(part.kind, part.step, part.participant, patience)
+    retry_limits = RetryLimits(started + FINISH_SECONDS)
+    there = place.part(part.kind, part.step, part.participant, retry_limits)
     if not is_wanted(there.records, part):
         return
     there.claim()

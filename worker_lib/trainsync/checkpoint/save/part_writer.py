@@ -33,7 +33,7 @@ from trainsync.failpoints import failpoint
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.errors import FencedError, MonitorError
 from trainsync.storage.errors import StorageError
-from trainsync.storage.patience import Patience
+from trainsync.storage.retry_limits import RetryLimits
 from trainsync.storage.saves.receipts import (
     FileEntry,
     Participant,
@@ -87,9 +87,9 @@ class PartWriter:
         in_caller: a function runs in the caller's thread, so that it may use collectives.
         memory: keeps a state that a checkpoint has, too; None: the volume alone has it.
         rescuer: has the part finished from memory if this process dies; None: nothing does.
-        patience_seconds: for so long from now on a store that is away is waited for; 0: a few
+        retry_seconds: for so long from now on a store that is away is waited for; 0: a few
             tries.
-        on_wait: see `Patience`.
+        on_wait: see `RetryLimits`.
     """
 
     monitor: MonitorClient
@@ -101,7 +101,7 @@ class PartWriter:
     in_caller: bool = False
     memory: KeptShards | None = None
     rescuer: Rescuer | None = None
-    patience_seconds: float = 0.0
+    retry_seconds: float = 0.0
     on_wait: Callable[[float], None] = lambda _: None
 
     def __post_init__(self) -> None:
@@ -116,14 +116,14 @@ class PartWriter:
         self._function = None if isinstance(source, Mapping) else source
         self.save = self.place.save(self.kind, self.step)
         self._is_abandoned = False
-        patience = None
-        if self.patience_seconds > 0:
-            patience = Patience(
-                time.monotonic() + self.patience_seconds,
+        retry_limits = None
+        if self.retry_seconds > 0:
+            retry_limits = RetryLimits(
+                time.monotonic() + self.retry_seconds,
                 stopped=lambda: self._is_abandoned or ending.over.is_set(),
                 on_wait=self.on_wait,
             )
-        self._files = self.place.part(self.kind, self.step, self.participant, patience)
+        self._files = self.place.part(self.kind, self.step, self.participant, retry_limits)
 
     def let_go(self) -> None:
         """The state is copied: what the caller gathered may be freed."""

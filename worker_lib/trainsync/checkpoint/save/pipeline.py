@@ -227,7 +227,7 @@ class SavePipeline:
             memory=self._options.memory,
             rescuer=self._options.rescuer,
             # After that the monitor aborts the save. A caller that waits hears of it soon.
-            patience_seconds=0.0 if in_caller else self._options.save_timeout,
+            retry_seconds=0.0 if in_caller else self._options.save_timeout,
             on_wait=lambda seconds: self._counters.add(store_wait_seconds=seconds),
         )
 

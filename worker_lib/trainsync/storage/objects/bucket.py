@@ -27,7 +27,7 @@ from trainsync.storage.objects.requests.breaker import Breaker
 from trainsync.storage.objects.requests.failures import translate
 from trainsync.storage.objects.requests.timed import StoreUntil
 from trainsync.storage.parallel import for_each
-from trainsync.storage.patience import Patience, Tries
+from trainsync.storage.retry_limits import RetryLimits, Tries
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult, UpdateVersion
@@ -49,7 +49,7 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Limits:
     """Bounds of each call. None begins another try after ``retry_seconds``, but see
-    `ObjectBucket.patient`.
+    `ObjectBucket.retrying`.
 
     Args:
         call_seconds: of one request for a record or a listing.
@@ -113,17 +113,17 @@ class ObjectBucket:
         self.limits = Limits() if limits is None else limits
         pause = self.limits.pause_seconds
         self._breaker = Breaker(pause) if pause else None
-        self._patience: Patience | None = None
+        self._retry_limits: RetryLimits | None = None
         self._deadline = math.inf
 
-    def patient(self, patience: Patience) -> "ObjectBucket":
+    def retrying(self, retry_limits: RetryLimits) -> "ObjectBucket":
         """The same store, for work that goes on when the store is back: calls that find it away
-        are made again as ``patience`` says.
+        are made again within ``retry_limits``.
 
         Not so an upload of several parts, whose bytes are gone: that raises as ever.
         """
         found = copy.copy(self)
-        found._patience = patience
+        found._retry_limits = retry_limits
         return found
 
     def until(self, deadline: float) -> "ObjectBucket":
@@ -420,10 +420,10 @@ class ObjectBucket:
                 return
 
     def _tries(self) -> Tries:
-        if self._patience is not None:
-            return self._patience.begin()
+        if self._retry_limits is not None:
+            return self._retry_limits.begin()
         until = min(time.monotonic() + self.limits.retry_seconds, self._deadline)
-        return Patience(until, _TRIES, _FIRST_WAIT_SECONDS).begin()
+        return RetryLimits(until, _TRIES, _FIRST_WAIT_SECONDS).begin()
 
     def _check(self) -> None:
         forks.check(self.name)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from trainsync.api.protocol import SaveKind
-from trainsync.storage.patience import Patience
+from trainsync.storage.retry_limits import RetryLimits
 from trainsync.storage.saves.based import Base
 from trainsync.storage.saves.receipts import (
     FileEntry,
@@ -167,13 +167,13 @@ class Place(Protocol):
         kind: SaveKind,
         step: int,
         participant: Participant,
-        patience: Patience | None = None,
+        retry_limits: RetryLimits | None = None,
     ) -> PartPlace:
         """Where a part goes. Does nothing yet.
 
         Args:
-            patience: with a store that is away, while the part is written; a volume has none. None:
-                a few tries.
+            retry_limits: of requests to a store that is away, while the part is written; None: a
+                few tries. A volume has none.
 
         Raises:
             UnsafePathError: it is no name of a participant.

@@ -2,7 +2,7 @@
 
 Nothing goes through a local disk, but for a `save_fn`, which writes into a local directory. An
 upload that fails is begun anew from the staged copy, under another key, for as long as the part's
-`Patience` has it: so a save outlasts an outage of the store.
+`RetryLimits` has it: so a save outlasts an outage of the store.
 """
 
 import logging
@@ -44,7 +44,7 @@ from trainsync.storage.objects.live import names, records, references
 from trainsync.storage.objects.live.records import StoredRecords
 from trainsync.storage.objects.live.term import read_term
 from trainsync.storage.objects.live.upload import Upload
-from trainsync.storage.patience import Patience
+from trainsync.storage.retry_limits import RetryLimits
 from trainsync.storage.saves.based import Base, Blocks
 from trainsync.storage.saves.receipts import (
     FileEntry,
@@ -56,7 +56,7 @@ from trainsync.storage.saves.receipts import (
 logger = logging.getLogger(__name__)
 
 _BLOCK: Final = 4 << 20
-_FEW: Final = Patience(tries=2)
+_FEW: Final = RetryLimits(tries=2)
 
 T = TypeVar("T")
 
@@ -76,12 +76,12 @@ class StorePart:
         kind: SaveKind,
         step: int,
         participant: Participant,
-        patience: Patience | None = None,
+        retry_limits: RetryLimits | None = None,
         known: KnownFiles | None = None,
         resumed: ResumedFiles | None = None,
     ) -> None:
-        self._patience = _FEW if patience is None else patience
-        self._bucket = bucket if patience is None else bucket.patient(patience)
+        self._retry_limits = _FEW if retry_limits is None else retry_limits
+        self._bucket = bucket if retry_limits is None else bucket.retrying(retry_limits)
         self._records = StoredRecords(self._bucket, *owner, kind, step)
         # A failure is not waited for: the monitor hears of it, too.
         self._at_once = StoredRecords(bucket, *owner, kind, step)
@@ -210,7 +210,7 @@ class StorePart:
             FileNotFoundError: the save has ended meanwhile.
             SaveFailedError: another incarnation is in force by now: there is nothing to report.
         """
-        tries, number = self._patience.begin(), self._number
+        tries, number = self._retry_limits.begin(), self._number
         while True:
             try:
                 return write()
@@ -418,13 +418,13 @@ class StorePlace:
         kind: SaveKind,
         step: int,
         participant: Participant,
-        patience: Patience | None = None,
+        retry_limits: RetryLimits | None = None,
     ) -> StorePart:
         """See `Place`."""
         # State dicts are superseded, so no other save names their objects.
         known = self._known if kind is SaveKind.CHECKPOINT else None
         return StorePart(
-            self._bucket, self._owner, kind, step, participant, patience, known, self._resumed
+            self._bucket, self._owner, kind, step, participant, retry_limits, known, self._resumed
         )
 
     def registered(self, kind: SaveKind) -> Iterator[int]:

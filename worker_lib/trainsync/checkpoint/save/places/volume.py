@@ -10,7 +10,7 @@ from trainsync.checkpoint.save.places.linking import Links
 from trainsync.checkpoint.save.places.unchanged import LEAST
 from trainsync.storage import atomic
 from trainsync.storage.layout import RunDirectory, SaveDirectory
-from trainsync.storage.patience import Patience
+from trainsync.storage.retry_limits import RetryLimits
 from trainsync.storage.saves import receipts, scan
 from trainsync.storage.saves.based import Base
 from trainsync.storage.saves.receipts import (
@@ -208,10 +208,10 @@ class VolumePlace:
         kind: SaveKind,
         step: int,
         participant: Participant,
-        patience: Patience | None = None,
+        retry_limits: RetryLimits | None = None,
     ) -> VolumePart:
         """See `Place`. A volume that is away keeps the call, or refuses it at once."""
-        del patience
+        del retry_limits
         # State dicts are superseded, directory and all, and are read by name meanwhile.
         links = self._links if kind is SaveKind.CHECKPOINT else None
         return VolumePart(self._directory(kind, step), kind, step, participant, self._claims, links)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainsync.storage.patience import Patience
+from trainsync.storage.retry_limits import RetryLimits
 
 AWAY = Exception("it is away")
 
@@ -22,11 +22,11 @@ class Clock:
         self.now += seconds
 
 
-def patience(clock: Clock, draw: Callable[[], float] = lambda: 1.0, **given: object) -> Patience:
-    return Patience(sleep=clock.sleep, clock=clock, random=draw, **given)  # type: ignore[arg-type]
+def limits(clock: Clock, draw: Callable[[], float] = lambda: 1.0, **given: object) -> RetryLimits:
+    return RetryLimits(sleep=clock.sleep, clock=clock, random=draw, **given)  # type: ignore[arg-type]
 
 
-def waits(made: Patience, clock: Clock) -> list[float]:
+def waits(made: RetryLimits, clock: Clock) -> list[float]:
     """How long each wait took, until no further try was left."""
     found, tries = [], made.begin()
     before = clock.now
@@ -39,7 +39,7 @@ def waits(made: Patience, clock: Clock) -> list[float]:
 
 def test_waits_double_up_to_the_longest() -> None:
     clock = Clock()
-    made = patience(clock, tries=6, first_wait_seconds=1.0, longest_wait_seconds=10.0)
+    made = limits(clock, tries=6, first_wait_seconds=1.0, longest_wait_seconds=10.0)
     assert waits(made, clock) == [1, 2, 4, 8, 10, 10]
     assert waits(made, clock)[0] == 1, "the next piece of work begins with the shortest"
 
@@ -49,7 +49,7 @@ def test_waits_are_drawn_between_half_and_all_and_end_before_the_bound(
     seconds: float, seed: int
 ) -> None:
     clock = Clock()
-    made = patience(clock, random.Random(seed).random, until=seconds)
+    made = limits(clock, random.Random(seed).random, until=seconds)
     found = waits(made, clock)
     assert clock.now <= seconds
     for number, waited in enumerate(found):
@@ -60,7 +60,7 @@ def test_waits_are_drawn_between_half_and_all_and_end_before_the_bound(
 
 def test_nobody_waits_on_when_the_work_is_not_wanted_any_more() -> None:
     clock = Clock()
-    made = patience(clock, until=1000.0, first_wait_seconds=20.0, stopped=lambda: clock.now >= 3)
+    made = limits(clock, until=1000.0, first_wait_seconds=20.0, stopped=lambda: clock.now >= 3)
     tries = made.begin()
     assert not tries.again(AWAY)
     assert 3 <= clock.now < 4
@@ -70,7 +70,7 @@ def test_nobody_waits_on_when_the_work_is_not_wanted_any_more() -> None:
 
 def test_it_tells_how_long_it_waited_while_it_waits() -> None:
     clock, told = Clock(), list[float]()
-    made = patience(clock, tries=2, first_wait_seconds=1.0, on_wait=told.append)
+    made = limits(clock, tries=2, first_wait_seconds=1.0, on_wait=told.append)
     tries = made.begin()
     assert tries.again(AWAY)
     clock.now += 5  # the try itself
@@ -81,4 +81,4 @@ def test_it_tells_how_long_it_waited_while_it_waits() -> None:
 
 def test_a_wait_without_any_bound_is_refused() -> None:
     with pytest.raises(ValueError, match="expected a bound"):
-        Patience()
+        RetryLimits()

@@ -1,4 +1,4 @@
-"""For how long, and how often, a place that is away is asked again. Pure but for its clock."""
+"""How long and how often requests to a store that is away are retried. Pure but for its clock."""
 
 import logging
 import math
@@ -13,8 +13,8 @@ _SLICE_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True)
-class Patience:
-    """Bounds of the tries after the first one.
+class RetryLimits:
+    """Limits of the tries after the first one.
 
     The wait before the n-th is drawn evenly from half to all of ``first_wait_seconds * 2**n``, at
     most ``longest_wait_seconds``: so that ranks that met one outage do not come back together.
@@ -48,21 +48,21 @@ class Patience:
 class Tries:
     """Counts the tries of one piece of work, and waits between them. For one thread."""
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+    def __init__(self, limits: RetryLimits) -> None:
+        self._limits = limits
         self._done = 0
-        self._wait = patience.first_wait_seconds
+        self._wait = limits.first_wait_seconds
         self._told = math.nan  # until when `on_wait` was told
 
     def again(self, error: Exception) -> bool:
         """Wait after ``error``; False at once where no further try is left."""
-        bounds = self._patience
-        now = bounds.clock()
-        pause = min(self._wait, bounds.longest_wait_seconds) * (0.5 + bounds.random() / 2)
-        left = bounds.until - now
-        if self._done == bounds.tries or pause > left or bounds.stopped():
+        limits = self._limits
+        now = limits.clock()
+        pause = min(self._wait, limits.longest_wait_seconds) * (0.5 + limits.random() / 2)
+        left = limits.until - now
+        if self._done == limits.tries or pause > left or limits.stopped():
             return False
-        if bounds.tries is not None:
+        if limits.tries is not None:
             _LOG.warning("%s; it is tried again", error)
         else:
             _LOG.warning(
@@ -72,14 +72,14 @@ class Tries:
         self._wait *= 2
         self._told = now if math.isnan(self._told) else self._told
         end = now + pause
-        while (rest := end - bounds.clock()) > 0:
-            bounds.sleep(min(rest, _SLICE_SECONDS))
+        while (rest := end - limits.clock()) > 0:
+            limits.sleep(min(rest, _SLICE_SECONDS))
             self._tell()
-            if bounds.stopped():
+            if limits.stopped():
                 return False
         return True
 
     def _tell(self) -> None:
-        now = self._patience.clock()
-        self._patience.on_wait(now - self._told)
+        now = self._limits.clock()
+        self._limits.on_wait(now - self._told)
         self._told = now
