@@ -2,7 +2,7 @@
 
 Begin at `account`, which hears of pods, reports and saves; `role_time` divides the seconds of
 one role and keeps their sum, `trainers` and `explorers` say into which classes. These are pure;
-`keeper` gives them the time, and keeps the account on the volume.
+`recorder` gives them the time, and records the account on the volume.
 
 What each class is, and where its number comes from:
 

@@ -26,8 +26,8 @@ from trainsync.api.spec import SAVE_DEADLINE_SECONDS, ResumeFrom, Role
 from trainsync.api.spec import Verify as VerifyMode
 from trainsync.api.status import RolePods, StopSave
 from trainsync.monitor import errors
-from trainsync.monitor.account.keeper import AccountKeeper
 from trainsync.monitor.account.places import VolumeAccount
+from trainsync.monitor.account.recorder import AccountRecorder
 from trainsync.monitor.commit import newest as commits
 from trainsync.monitor.commit.committer import Authority, Committer
 from trainsync.monitor.commit.executor import SaveExecutor
@@ -117,7 +117,7 @@ class MonitorCore:
             authority=self._authority,
             leased=leased,
         )
-        self._account = AccountKeeper(
+        self._account = AccountRecorder(
             VolumeAccount(run, self._authority.gate),
             settings.run_uid,
             clock=clock,
@@ -383,7 +383,7 @@ class MonitorCore:
         return stop_save(self._stop, self._worker.ledger)
 
     def see_pods(self, pods: Mapping[Role, RolePods], phase: str | None) -> None:
-        """The run's Ray pods, and its phase, as the operator sees them; see `AccountKeeper`."""
+        """The run's Ray pods, and its phase, as the operator sees them; see `AccountRecorder`."""
         if self.ready:
             self._account.see_pods(pods, phase, gpus=self.gpus)
 

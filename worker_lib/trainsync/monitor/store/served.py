@@ -16,8 +16,8 @@ from trainsync.api.protocol import (
 )
 from trainsync.api.spec import ResumeFrom, Role
 from trainsync.api.status import RolePods, StopSave
-from trainsync.monitor.account.keeper import AccountKeeper
 from trainsync.monitor.account.places import StoredAccount
+from trainsync.monitor.account.recorder import AccountRecorder
 from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings
 from trainsync.monitor.commit.health import Unhealthy, worst
@@ -58,7 +58,7 @@ class ServedStoreCore(StoreCore):
         servers: ServerRoster | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._account = AccountKeeper(
+        self._account = AccountRecorder(
             StoredAccount(bucket, authority.gate),
             settings.run_uid,
             clock=clock,
@@ -182,7 +182,7 @@ class ServedStoreCore(StoreCore):
         return stop_save(self._stop, self._worker.ledger)
 
     def see_pods(self, pods: Mapping[Role, RolePods], phase: str | None) -> None:
-        """The run's Ray pods, and its phase, as the operator sees them; see `AccountKeeper`."""
+        """The run's Ray pods, and its phase, as the operator sees them; see `AccountRecorder`."""
         if self.ready:
             self._account.see_pods(pods, phase, gpus=self.gpus)
 

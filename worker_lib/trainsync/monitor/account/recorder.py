@@ -1,4 +1,4 @@
-"""Keeps a run's account: its clock, and what is written of it."""
+"""Records a run's account: gives it the time, and writes it."""
 
 import logging
 import math
@@ -31,7 +31,7 @@ _LAST_TIME: Final = 4e9
 _MOST_SECONDS: Final = 1e15
 
 
-class AccountKeeper(NullObserver):
+class AccountRecorder(NullObserver):
     """The account of a run whose pods are told; of one without pods (a local run) there is none.
 
     A monitor that dies loses no second: the next goes on from the file, which has the pods that

@@ -13,8 +13,8 @@ from trainsync.api.protocol import ProgressReport
 from trainsync.api.spec import Role
 from trainsync.api.status import RolePods
 from trainsync.monitor import errors
-from trainsync.monitor.account import keeper, places
-from trainsync.monitor.account.keeper import WRITE_SECONDS
+from trainsync.monitor.account import places, recorder
+from trainsync.monitor.account.recorder import WRITE_SECONDS
 from trainsync.monitor.commit.committer import Authority
 from trainsync.monitor.commit.core import CoreSettings, MonitorCore
 from trainsync.storage.layout import RunDirectory
@@ -339,7 +339,7 @@ def test_an_error_of_the_books_ends_the_account_and_nothing_else(
 ) -> None:
     core = start()
     core.see_pods(PODS, "Running")
-    monkeypatch.setattr(keeper.Account, "trained", lambda *_: 1 / 0)
+    monkeypatch.setattr(recorder.Account, "trained", lambda *_: 1 / 0)
     report(core, 1, 1.0)
     assert core.view().account is None
     assert "the account begins anew" in caplog.text
