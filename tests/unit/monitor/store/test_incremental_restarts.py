@@ -8,7 +8,7 @@ import pytest
 from trainsync import failpoints
 from trainsync.checkpoint.save.places import store as places
 from trainsync.checkpoint.save.places import unchanged
-from trainsync.monitor.store import tidy
+from trainsync.monitor.store import cleanup
 from trainsync.storage.objects import commits, inspecting, keys, removal
 from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.live import names, references
@@ -77,11 +77,11 @@ def test_a_sweep_waits_for_saves_that_may_name_what_it_would_remove(run: Run) ->
     while run.todo:
         run.write(0)  # pins are on step 1
     run.bucket.delete([keys.manifest(CHECKPOINT, 1)])
-    assert not tidy.sweep(run.bucket, run.core._worker.ledger, lambda: None)
+    assert not cleanup.sweep(run.bucket, run.core._worker.ledger, lambda: None)
     run.tick()
     assert attempt_of(run, 2) == 0
     run.check()
-    assert tidy.sweep(run.bucket, run.core._worker.ledger, lambda: None)
+    assert cleanup.sweep(run.bucket, run.core._worker.ledger, lambda: None)
     stored = commits.read_manifest(run.bucket, CHECKPOINT, 2)
     assert {info.key for info in run.bucket.below(keys.OBJECTS)} == set(stored.keys.values())
 

@@ -185,7 +185,7 @@ def test_a_sweep_that_the_store_refuses_is_told_of_and_done_again(
         def refuse(*_: object) -> list[str]:
             raise StoreUnavailableError("it is away")
 
-        patch.setattr("trainsync.monitor.store.tidy.sweep", refuse)
+        patch.setattr("trainsync.monitor.store.cleanup.sweep", refuse)
         core.renew(FIRST, NEXT.incarnation, "a rank died")
     assert healthy(core)[1:] == ("StoreFailing", "it is away")  # type: ignore[arg-type]
     assert resumed(core, NEXT) == 10

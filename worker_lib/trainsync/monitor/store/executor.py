@@ -21,7 +21,7 @@ from trainsync.monitor.ledger.saves import (
     SaveKey,
     SaveOwner,
 )
-from trainsync.monitor.store import origin, tidy
+from trainsync.monitor.store import cleanup, origin
 from trainsync.monitor.store.retention import StoreRetention
 from trainsync.monitor.store.scan import RecordScan
 from trainsync.monitor.store.verifier import ObjectSizes, StoreVerifier
@@ -108,7 +108,7 @@ class StoreExecutor:
         self._unclean: set[SaveKey] = set()
         self._ended: dict[SaveKey, None] = {}  # in the order in which they ended
         self.has_superseded = False
-        """Whether objects of older attempts lost their manifest: `tidy.sweep` removes them."""
+        """Whether objects of older attempts lost their manifest: `cleanup.sweep` removes them."""
         self._compared: tuple[tuple[str, str], bool] | None = None  # two manifests: same weights?
         self.health = VolumeHealth(observer, Unhealthy.STORE)
         self.revision = 0
@@ -229,7 +229,7 @@ class StoreExecutor:
         self.revision += 1
 
     def act(self, now: datetime) -> None:
-        """Carry out decisions until none is left, then tidy. What the store refuses is kept for
+        """Carry out decisions until none is left, then cleanup. What the store refuses is kept for
         `health`, and done again with the next call."""
         try:
             while self._decide(now):
@@ -414,7 +414,7 @@ class StoreExecutor:
             save = self.ledger.find(key)
             if save is not None and not save.open:
                 is_committed = save.state is SaveState.COMMITTED
-                tidy.end_save(
+                cleanup.end_save(
                     self._bucket,
                     self._tenure,
                     key,
@@ -430,7 +430,7 @@ class StoreExecutor:
         self._ended = {key: None for key in self._ended if key in ended} | ended
         for kind in SaveKind:
             for key in [key for key in self._ended if key.kind is kind][:-OUTCOMES_KEPT]:
-                tidy.forget_save(self._bucket, key)
+                cleanup.forget_save(self._bucket, key)
                 self.ledger.forget([key])
                 del self._ended[key]
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from trainsync.api.protocol import SaveKind
 from trainsync.monitor.ledger.ledger import Ledger
 from trainsync.monitor.ledger.saves import CommittedInfo, SaveOwner
-from trainsync.monitor.store import tidy
+from trainsync.monitor.store import cleanup
 from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.live.term import Tenure
 
@@ -84,7 +84,7 @@ class StoreRetention:
         protected |= {found.step for kind in SaveKind if (found := ledger.newest(kind)) is not None}
         there = {(info.step, info.owner) for info in ledger.infos(SaveKind.STATE_DICT)}
         self._heard = {key: when for key, when in self._heard.items() if key in there}
-        read = tidy.readable(ledger, now, self._reading_time, self._heard)
+        read = cleanup.readable(ledger, now, self._reading_time, self._heard)
         if began is not None and began.step is not None:
             if not _has_own(ledger, began.step):
                 protected.add(began.step)
@@ -92,7 +92,7 @@ class StoreRetention:
             own = [when for one, when in self._first_heard.items() if one in ledger.owners]
             if own and now < (until := min(own) + self._reading_time):
                 read[began.step] = max(until, read.get(began.step, until))
-        removed = tidy.retain(
+        removed = cleanup.retain(
             self._bucket,
             self._tenure,
             ledger,

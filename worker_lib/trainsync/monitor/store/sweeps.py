@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from trainsync.monitor import errors
-from trainsync.monitor.store import tidy
+from trainsync.monitor.store import cleanup
 from trainsync.monitor.store.executor import StoreExecutor
 from trainsync.monitor.store.term_hold import TermHold
 from trainsync.storage.objects.bucket import ObjectBucket
@@ -18,7 +18,7 @@ _SWEEP_AGAIN_SECONDS: Final = 60.0
 
 
 class Sweeps:
-    """Plans sweeps and does them. Owned by the core's thread. See `tidy.sweep` for what goes.
+    """Plans sweeps and does them. Owned by the core's thread. See `cleanup.sweep` for what goes.
 
     Args:
         reading_seconds: how long a reader may be at a state dict that was superseded.
@@ -71,7 +71,7 @@ class Sweeps:
     def _sweep(self) -> None:
         try:
             with self._hold.kept():
-                done = tidy.sweep(self._bucket, self._worker.ledger, self._hold.see_right)
+                done = cleanup.sweep(self._bucket, self._worker.ledger, self._hold.see_right)
         except errors.StorageUnavailableError as error:
             self._worker.health.io_error("sweep", str(error))
             self._due_at = self._monotonic() + _SWEEP_AGAIN_SECONDS
