@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from trainsync.storage.inspect.repair import ActionKind
 from trainsync.storage.layout import RunDirectory
-from trainsync.storage.objects import mending, removal
+from trainsync.storage.objects import removal, repair
 
 from tests.store.conftest import Place
 from tests.store.servers.fault_proxy import Fault
@@ -179,7 +179,7 @@ def test_a_repair_that_was_cut_off_is_finished_by_the_next(place: Place, url: st
     result = call("repair", url)
     assert result.exit_code == 3
     assert "access is denied" in result.stderr
-    assert (root(place) / MANIFEST).read_bytes() == mending.SET_ASIDE
+    assert (root(place) / MANIFEST).read_bytes() == repair.SET_ASIDE
     rule.left = 0
     found = document("repair", url)
     assert acts(found) == [("set_aside", MANIFEST), ("move_pointer", POINTER)]
@@ -202,7 +202,7 @@ def test_a_put_that_was_done_and_whose_reply_is_lost_counts(
 
 
 def planned(place: Place) -> dict[ActionKind, Callable[[], bool]]:
-    plan = mending.plan_saves(place.open(), with_digest=False, threads=2)
+    plan = repair.plan_saves(place.open(), with_digest=False, threads=2)
     return {action.act: action.do for action in plan.actions}
 
 

@@ -15,7 +15,7 @@ from trainsync.checkpoint.save.places import unchanged
 from trainsync.monitor.errors import MonitorError
 from trainsync.monitor.ledger.saves import AbortReason, SaveKey
 from trainsync.storage.errors import DamagedFileError, StorageError
-from trainsync.storage.objects import commits, inspecting, keys, mending, removal
+from trainsync.storage.objects import commits, inspecting, keys, removal, repair
 from trainsync.storage.objects.live import names, references
 from trainsync.storage.objects.live.records import StoredRecords
 from trainsync.storage.saves.receipts import Participant
@@ -272,7 +272,7 @@ def test_a_save_all_of_whose_objects_are_older_is_set_aside_in_a_folder_of_its_o
     stored = commits.read_manifest(run.bucket, CHECKPOINT, 1)
     later = replace(stored.manifest, step=2)
     commits.commit(run.bucket, later, dict(stored.keys))
-    assert mending.set_aside(run.bucket, commits.read_manifest(run.bucket, CHECKPOINT, 2))
+    assert repair.set_aside(run.bucket, commits.read_manifest(run.bucket, CHECKPOINT, 2))
     (aside,) = (i.key for i in run.bucket.below(keys.step_objects(2)))
     assert aside == "objects/global_step_2/aside/MANIFEST.checkpoint.json.damaged"
     assert commits.committed_steps(run.bucket, CHECKPOINT) == [1]

@@ -9,7 +9,7 @@ from trainsync.failpoints import LIVE, STORE, enabled
 from trainsync.monitor.errors import FencedError
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.store.core import StoreCore
-from trainsync.storage.objects import commits, keys, mending
+from trainsync.storage.objects import commits, keys, repair
 from trainsync.storage.objects.errors import StoreUnavailableError
 from trainsync.storage.objects.live import references
 from trainsync.storage.saves.incarnations import successor
@@ -298,7 +298,7 @@ def test_a_state_dict_that_was_set_aside_is_saved_again() -> None:
     run = Run()
     core, owner = resumed(run, 0)
     publish(run, core, owner, 2)
-    mending.set_aside(run.bucket, commits.read_manifest(run.bucket, STATE_DICT, 2))
+    repair.set_aside(run.bucket, commits.read_manifest(run.bucket, STATE_DICT, 2))
     run.bucket.create(keys.manifest(STATE_DICT, 2), b"set aside by trainsync checkpoints repair\n")
     core, owner = resumed(run, 1)
     publish(run, core, owner, 2)

@@ -26,7 +26,7 @@ from trainsync.monitor.store.retention import StoreRetention
 from trainsync.monitor.store.scan import RecordScan
 from trainsync.monitor.store.verifier import ObjectSizes, StoreVerifier
 from trainsync.storage.errors import DamagedFileError, PromotionConflictError, StepGoneError
-from trainsync.storage.objects import commits, inspecting, mending
+from trainsync.storage.objects import commits, inspecting, repair
 from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import StoreError
 from trainsync.storage.objects.live import names, references
@@ -324,7 +324,7 @@ class StoreExecutor:
         try:
             stored = self._tenure.commit(prepared.manifest, prepared.objects, prepared.bases)
         except DamagedFileError as error:
-            if not mending.finish_set_aside(self._bucket, key.kind, key.step):
+            if not repair.finish_set_aside(self._bucket, key.kind, key.step):
                 self._conflict(key, str(error))
             return  # else it is put by the next decision
         except PromotionConflictError as error:
@@ -379,7 +379,7 @@ class StoreExecutor:
             return None  # so the save fails, and the next one of its step may succeed
         _LOG.warning("%s is committed but damaged, and is saved again: %s", key, problems[0])
         self._tenure.clear()  # or the next monitor puts it again
-        mending.set_aside(self._bucket, stored)
+        repair.set_aside(self._bucket, stored)
         self.ledger.uncommitted(key.kind, key.step)
         return None
 

@@ -18,7 +18,7 @@ from trainsync.monitor.ledger.ledger import Ledger
 from trainsync.storage.errors import DamagedFileError, StepGoneError
 from trainsync.storage.inspect.findings import Finding
 from trainsync.storage.inspect.saves import InspectedSave
-from trainsync.storage.objects import commits, inspecting, keys, mending
+from trainsync.storage.objects import commits, inspecting, keys, repair
 from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import ObjectExistsError
 from trainsync.storage.objects.inspecting import StoredSave
@@ -77,7 +77,7 @@ def look(bucket: ObjectBucket, *, with_digest: bool) -> Looked:
         except StepGoneError:
             continue
         except DamagedFileError as error:
-            if found.whole is None and not mending.finish_set_aside(bucket, _KIND, step):
+            if found.whole is None and not repair.finish_set_aside(bucket, _KIND, step):
                 found.problems.append(str(error))  # it stays: a newer release may have written it
             continue
         judged = inspecting.with_damage(_unjudged(stored), bad)
@@ -157,7 +157,7 @@ def _set_aside(
 ) -> None:
     kind, step = stored.manifest.kind, stored.manifest.step
     _LOG.error("%s %d is set aside: %s", kind, step, why)
-    if mending.set_aside(bucket, stored) and kind is _KIND:
+    if repair.set_aside(bucket, stored) and kind is _KIND:
         observer.set_aside(step)
     ledger.uncommitted(kind, step)
     observer.damaged(kind, why)

@@ -1,4 +1,4 @@
-"""Mends what a crash or a person left in a run's directory; never touches a valid save."""
+"""Repairs what a crash or a person left in a run's directory; never touches a valid save."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -64,7 +64,7 @@ class Action:
 
 @dataclass(frozen=True)
 class RepairPlan:
-    """The actions that are possible, and a sentence for each pointer that cannot be mended."""
+    """The actions that are possible, and a sentence for each pointer that cannot be repaired."""
 
     actions: tuple[Action, ...]
     refused: tuple[str, ...]

@@ -109,7 +109,7 @@ def commit(
     *,
     bases: Mapping[str, Base] | None = None,
     there: Blob | None = None,
-    mend: bool = False,
+    repair: bool = False,
     supersede: bool = False,
 ) -> Stored:
     """Commit a save whose objects are all there, and let the pointer follow.
@@ -122,7 +122,7 @@ def commit(
         bases: see `Stored`.
         there: what `reserve` gave, if it was asked; with a right to commit that may be lost, the
             caller has seen since that it has it.
-        mend: whether a pointer that cannot be read is replaced; the store is this process's alone.
+        repair: whether a pointer that cannot be read is replaced; the store is this process's own.
         supersede: whether it takes the place of what an older attempt committed at its step, whose
             objects then are nobody's.
 
@@ -142,7 +142,7 @@ def commit(
         stored = read_manifest(bucket, manifest.kind, manifest.step)
         check_same(bucket.name, stored.manifest, manifest)
     failpoint("store.manifest")
-    move_pointer(bucket, manifest.kind, manifest.step, mend=mend)
+    move_pointer(bucket, manifest.kind, manifest.step, repair=repair)
     failpoint("store.pointer")
     return stored
 
@@ -190,11 +190,11 @@ def read_pointer(bucket: ObjectBucket, kind: SaveKind) -> int | None:
     return None if found is None else step_in(found, kind)
 
 
-def move_pointer(bucket: ObjectBucket, kind: SaveKind, step: int, *, mend: bool = False) -> bool:
+def move_pointer(bucket: ObjectBucket, kind: SaveKind, step: int, *, repair: bool = False) -> bool:
     """Name ``step``, unless a newer one is named; whether it moved.
 
     Raises:
-        DamagedFileError: the present pointer cannot be read; it stays, unless ``mend``.
+        DamagedFileError: the present pointer cannot be read; it stays, unless ``repair``.
         StoreUnavailableError: others move it all the time.
     """
     key, data = keys.pointer(kind), f"{step}\n".encode()
@@ -207,7 +207,7 @@ def move_pointer(bucket: ObjectBucket, kind: SaveKind, step: int, *, mend: bool 
             try:
                 named = step_in(there, kind)
             except DamagedFileError:
-                if not mend:
+                if not repair:
                     raise
                 named = -1
             if named >= step:

@@ -1,3 +1,3 @@
 """``trainsync checkpoints repair``: begin at `command`; `actions` carries out one action and says
-so, `store` mends a run in object storage.
+so, `store` repairs a run in object storage.
 """

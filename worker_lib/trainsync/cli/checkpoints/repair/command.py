@@ -25,7 +25,7 @@ from trainsync.cli.options import (
 from trainsync.cli.output.console import REFUSED, emit, guarded, say, stdout
 from trainsync.cli.output.progress import bytes_bar
 from trainsync.storage.inspect import leftovers as leftovers
-from trainsync.storage.inspect import repair as mending
+from trainsync.storage.inspect import repair as repairs
 from trainsync.storage.inspect.activity import sign_of_life
 from trainsync.storage.inspect.internal import in_internal, out_of_place
 from trainsync.storage.inspect.repair import Action
@@ -94,14 +94,14 @@ def repair(
 def _repair(
     run: RunDirectory, *, dry_run: bool, with_digest: bool, threads: int, quiet: bool
 ) -> tuple[list[Action], tuple[str, ...]]:
-    """What was done, and a sentence for each pointer that cannot be mended."""
+    """What was done, and a sentence for each pointer that cannot be repaired."""
     done = []
     for action in _places(run):
         done += carry_out(action, dry_run=dry_run, quiet=quiet)
     # While a step is out of its place, the pointer that may name it cannot be judged.
     kinds = [kind for kind in SaveKind if kind is not SaveKind.STATE_DICT or not out_of_place(run)]
     with bytes_bar("reading", None) as tell:
-        plan = mending.plan_pointers(
+        plan = repairs.plan_pointers(
             run, kinds=kinds, with_digest=with_digest, threads=threads, on_bytes=tell
         )
     for action in [*plan.actions, *_cleanup(run)]:
@@ -110,7 +110,7 @@ def _repair(
 
 
 def _places(run: RunDirectory) -> list[Action]:
-    places = mending.plan_places(run)
+    places = repairs.plan_places(run)
     if places and (sign := sign_of_life(run, time.time())) is not None:
         # Its monitor may be between the two renames at this moment.
         say(f"a run seems to be at work ({sign}): what it has put aside is left to it")
@@ -126,4 +126,4 @@ def _cleanup(run: RunDirectory) -> list[Action]:
         *leftovers.in_staging(run),
         *in_internal(run),
     ]
-    return mending.plan_cleanup(run, findings, time.time())
+    return repairs.plan_cleanup(run, findings, time.time())

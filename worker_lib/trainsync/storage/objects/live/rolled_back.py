@@ -107,7 +107,7 @@ def _put_aside(
 ) -> None:
     """Move the manifest of a step.
 
-    Unlike `trainsync.storage.objects.mending.set_aside`, never delete ``aside``: two monitors of
+    Unlike `trainsync.storage.objects.repair.set_aside`, never delete ``aside``: two monitors of
     one roll-back have one key for it, and a manifest too many there only keeps objects.
     """
     key = keys.manifest(kind, step)

@@ -308,7 +308,7 @@ class Tenure:
             objects,
             bases=bases,
             there=there,
-            mend=True,
+            repair=True,
             supersede=supersede,
         )
 

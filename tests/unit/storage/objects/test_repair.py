@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from obstore.store import MemoryStore
 from trainsync.storage.inspect.repair import RepairPlan
-from trainsync.storage.objects import keys, mending
+from trainsync.storage.objects import keys, repair
 from trainsync.storage.objects.bucket import ObjectBucket
 
 from tests.unit.storage.objects.memory import CHECKPOINT, manifest_of, memory, save
@@ -57,7 +57,7 @@ def contents(bucket: ObjectBucket) -> dict[str, bytes]:
 
 
 def plan(bucket: ObjectBucket, with_digest: bool) -> RepairPlan:
-    return mending.plan_saves(bucket, with_digest=with_digest, threads=1)
+    return repair.plan_saves(bucket, with_digest=with_digest, threads=1)
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,4 +1,4 @@
-"""Mends what a crash or a person left in a store; never touches a valid save.
+"""Repairs what a crash or a person left in a store; never touches a valid save.
 
 Each change is one conditional put, on what was judged: another process that was faster wins.
 A manifest cannot be renamed, so it is copied beside its objects, overwritten with `SET_ASIDE` on
