@@ -22,7 +22,7 @@ from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.load.loading import load_shard
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.memory.lookup import Sources
-from trainsync.checkpoint.memory.neighbour.roster import Keeper
+from trainsync.checkpoint.memory.neighbour.roster import CopyHolder
 from trainsync.checkpoint.memory.shared import SharedStore
 from trainsync.checkpoint.save.registration import all_ranks
 from trainsync.storage.errors import StorageError
@@ -38,7 +38,7 @@ from tests.waiting import eventually
 CHECKPOINT = SaveKind.CHECKPOINT
 LAST, SAVED = 8, 6
 SHARD = "actor/model_world_size_1_rank_0.pt"
-KEEPER = Keeper(id="0123456789abcdef", node="n", host="h", address="127.0.0.1", port=1, rank=0)
+HOLDER = CopyHolder(id="0123456789abcdef", node="n", host="h", address="127.0.0.1", port=1, rank=0)
 
 
 # Ranks, each of which is in a pod of its own.
@@ -338,18 +338,18 @@ def test_processes_of_a_run_find_one_another_through_its_bucket(place: Place) ->
     shared, other = SharedStore(place.open()), SharedStore(place.open())
     assert shared.key() == other.key() == shared.key()
     assert SharedStore(place.open("runs/b")).key() != shared.key()
-    assert shared.keepers(0, "0123456789abcdef") == []
-    shared.enter(0, "0123456789abcdef", KEEPER)
-    known: dict[str, Keeper] = {}
-    assert other.keepers(0, "0123456789abcdef", known) == [KEEPER]
+    assert shared.copy_holders(0, "0123456789abcdef") == []
+    shared.enter(0, "0123456789abcdef", HOLDER)
+    known: dict[str, CopyHolder] = {}
+    assert other.copy_holders(0, "0123456789abcdef", known) == [HOLDER]
     place.proxy.asked.clear()
-    assert other.keepers(0, "0123456789abcdef", known) == [KEEPER]
+    assert other.copy_holders(0, "0123456789abcdef", known) == [HOLDER]
     assert [
         path for method, path in place.proxy.asked if "keepers/" in path.partition("?")[0]
     ] == []
-    assert shared.keepers(1, "0123456789abcdef") == []
-    place.open().create(f"{names.keepers(2, '0123456789abcdef')}/torn.json", b"{")
-    assert shared.keepers(2, "0123456789abcdef") == []
+    assert shared.copy_holders(1, "0123456789abcdef") == []
+    place.open().create(f"{names.copy_holders(2, '0123456789abcdef')}/torn.json", b"{")
+    assert shared.copy_holders(2, "0123456789abcdef") == []
 
 
 def test_a_key_that_is_none_is_refused(place: Place) -> None:
@@ -362,7 +362,7 @@ def test_a_key_that_is_none_is_refused(place: Place) -> None:
 def test_those_that_took_copies_are_forgotten_with_their_incarnation(place: Place) -> None:
     with RunContext.from_env(place.url()) as ctx:
         ctx.resume()
-        SharedStore(place.open()).enter(ctx.attempt, ctx.incarnation, KEEPER)
+        SharedStore(place.open()).enter(ctx.attempt, ctx.incarnation, HOLDER)
         save(ctx, 1, torch.ones(1000))
         ctx.restart_in_place("a rank died")
         assert not [key for key in place.objects() if "/keepers/" in key]

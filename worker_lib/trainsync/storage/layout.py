@@ -311,7 +311,7 @@ class RunDirectory:
         """Claims of the writers of that incarnation; see `trainsync.storage.saves.writers`."""
         return self.owner(attempt, incarnation) / "writers"
 
-    def keepers(self, attempt: int, incarnation: str) -> Path:
+    def copy_holders(self, attempt: int, incarnation: str) -> Path:
         """The processes of that incarnation that take copies of shards kept in memory."""
         return self.owner(attempt, incarnation) / "keepers"
 

@@ -7,7 +7,7 @@ import time
 from trainsync import failpoints
 from trainsync.checkpoint.memory.neighbour import roster
 from trainsync.checkpoint.memory.neighbour.neighbour import Neighbour
-from trainsync.checkpoint.memory.neighbour.roster import Keeper
+from trainsync.checkpoint.memory.neighbour.roster import CopyHolder
 from trainsync.storage.layout import RunDirectory
 
 from tests.faults.inject import stop_me
@@ -112,13 +112,13 @@ def _send_to_newer(made: Scene) -> None:
     run = RunDirectory(made.trial.run.root)
     attempt, incarnation = 1, f"incarnation1{made.trial.seed % 10**9}"
 
-    def partners(_: Neighbour, own: Keeper) -> list[Keeper]:
-        found: list[Keeper] = []
+    def partners(_: Neighbour, own: CopyHolder) -> list[CopyHolder]:
+        found: list[CopyHolder] = []
         end = time.monotonic() + _OLDER_SECONDS
         while not found and time.monotonic() < end:
             found = roster.read(run, attempt, incarnation)
             time.sleep(0.05)  # polling interval
-        return [keeper for keeper in found if keeper.id != own.id]
+        return [holder for holder in found if holder.id != own.id]
 
     # No setting gives a rank the partners of another attempt.
     Neighbour._partners = partners  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.memory.neighbour import roster
-from trainsync.checkpoint.memory.neighbour.roster import Keeper
+from trainsync.checkpoint.memory.neighbour.roster import CopyHolder
 from trainsync.checkpoint.memory.neighbour.secret import KEY_BYTES, run_key
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.objects import commits
@@ -39,13 +39,13 @@ class Shared(Protocol):
         """The run's key, made by the process that first asks for one."""
         ...
 
-    def enter(self, attempt: int, incarnation: str, keeper: Keeper) -> None:
+    def enter(self, attempt: int, incarnation: str, holder: CopyHolder) -> None:
         """Let the incarnation's other processes know of this one."""
         ...
 
-    def keepers(
-        self, attempt: int, incarnation: str, known: dict[str, Keeper] | None = None
-    ) -> list[Keeper]:
+    def copy_holders(
+        self, attempt: int, incarnation: str, known: dict[str, CopyHolder] | None = None
+    ) -> list[CopyHolder]:
         """All of the incarnation that have entered, in no order.
 
         Args:
@@ -68,13 +68,13 @@ class SharedVolume:
         """See `Shared`."""
         return run_key(self._run)
 
-    def enter(self, attempt: int, incarnation: str, keeper: Keeper) -> None:
+    def enter(self, attempt: int, incarnation: str, holder: CopyHolder) -> None:
         """See `Shared`."""
-        roster.enter(self._run, attempt, incarnation, keeper)
+        roster.enter(self._run, attempt, incarnation, holder)
 
-    def keepers(
-        self, attempt: int, incarnation: str, known: dict[str, Keeper] | None = None
-    ) -> list[Keeper]:
+    def copy_holders(
+        self, attempt: int, incarnation: str, known: dict[str, CopyHolder] | None = None
+    ) -> list[CopyHolder]:
         """See `Shared`."""
         return roster.read(self._run, attempt, incarnation, known)
 
@@ -106,23 +106,23 @@ class SharedStore:
             )
         return found.data
 
-    def enter(self, attempt: int, incarnation: str, keeper: Keeper) -> None:
+    def enter(self, attempt: int, incarnation: str, holder: CopyHolder) -> None:
         """See `Shared`."""
-        folder = names.keepers(attempt, incarnation)
-        self._bucket.create(f"{folder}/{roster.name_of(keeper)}", roster.encode(keeper))
+        folder = names.copy_holders(attempt, incarnation)
+        self._bucket.create(f"{folder}/{roster.name_of(holder)}", roster.encode(holder))
 
-    def keepers(
-        self, attempt: int, incarnation: str, known: dict[str, Keeper] | None = None
-    ) -> list[Keeper]:
+    def copy_holders(
+        self, attempt: int, incarnation: str, known: dict[str, CopyHolder] | None = None
+    ) -> list[CopyHolder]:
         """See `Shared`; a listing, and a request for each that is not known."""
         known = {} if known is None else known
         found = []
-        for info in self._bucket.objects(names.keepers(attempt, incarnation)):
+        for info in self._bucket.objects(names.copy_holders(attempt, incarnation)):
             name = info.key.rpartition("/")[2]
             if name not in known and (blob := self._bucket.find(info.key)) is not None:
-                keeper = roster.decode(blob.data)
-                if keeper is not None:
-                    known[name] = keeper
+                holder = roster.decode(blob.data)
+                if holder is not None:
+                    known[name] = holder
             if name in known:
                 found.append(known[name])
         return found

@@ -11,7 +11,7 @@ from typing import Final
 from trainsync.checkpoint.memory.kept import SealedFile
 from trainsync.checkpoint.memory.neighbour import wire
 from trainsync.checkpoint.memory.neighbour.pace import Pace
-from trainsync.checkpoint.memory.neighbour.roster import Keeper
+from trainsync.checkpoint.memory.neighbour.roster import CopyHolder
 from trainsync.checkpoint.memory.neighbour.wire import NeighbourError
 from trainsync.checkpoint.memory.reuse import open_whole
 from trainsync.failpoints import failpoint
@@ -49,7 +49,7 @@ class Copier:
     def __init__(
         self,
         key: bytes,
-        find: Callable[[], list[Keeper]],
+        find: Callable[[], list[CopyHolder]],
         owner: tuple[int, str],
         pace: Pace | None = None,
     ) -> None:
@@ -112,7 +112,7 @@ class Copier:
                 self._busy = False
                 self._changed.notify_all()
 
-    def _next(self) -> tuple[SealedFile, list[Keeper]] | None:
+    def _next(self) -> tuple[SealedFile, list[CopyHolder]] | None:
         """The file to copy now, and who may take it; None when closed. Waits for a partner, too."""
         look = _FIRST_LOOK
         with self._changed:
@@ -135,14 +135,14 @@ class Copier:
                 self._changed.wait_for(lambda: self._closed, look)
             look = min(2 * look, _LONGEST_LOOK)
 
-    def _partners(self) -> list[Keeper]:
+    def _partners(self) -> list[CopyHolder]:
         try:
             return self._find()
         except (OSError, StorageError) as error:
             self._say("roster", f"the neighbours cannot be looked up: {error}")
             return []
 
-    def _copy(self, file: SealedFile, partners: list[Keeper]) -> None:
+    def _copy(self, file: SealedFile, partners: list[CopyHolder]) -> None:
         began = time.monotonic()
         causes = []
         for partner in partners[:_MOST_TRIED]:
@@ -171,7 +171,7 @@ class Copier:
             + "; ".join(causes),
         )
 
-    def _send(self, file: SealedFile, partner: Keeper) -> bool:
+    def _send(self, file: SealedFile, partner: CopyHolder) -> bool:
         """False when there is nothing to send any more.
 
         Raises:

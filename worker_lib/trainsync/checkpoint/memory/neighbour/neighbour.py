@@ -12,7 +12,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.memory.kept import KeptShards, SealedFile
 from trainsync.checkpoint.memory.neighbour import roster
 from trainsync.checkpoint.memory.neighbour.copying import Copier, CopyStats
-from trainsync.checkpoint.memory.neighbour.roster import Keeper
+from trainsync.checkpoint.memory.neighbour.roster import CopyHolder
 from trainsync.checkpoint.memory.neighbour.serving import MemoryServer
 from trainsync.checkpoint.memory.place import MemoryPlace
 from trainsync.checkpoint.memory.shared import Shared
@@ -63,7 +63,7 @@ class Neighbour:
         self._begun = False
         self._closed = False
         self._told = False
-        self._known: dict[str, Keeper] = {}  # by file: a keeper's never changes
+        self._known: dict[str, CopyHolder] = {}  # by file: it never changes
         # Set once; other threads find them without waiting.
         self._server: MemoryServer | None = None
         self._copier: Copier | None = None
@@ -132,7 +132,7 @@ class Neighbour:
         self._server = MemoryServer(key, [self._guests.place], self._guests, *self._owner, taken)
         address, port = self._server.address
         host = socket.gethostname()
-        keeper = Keeper(
+        holder = CopyHolder(
             id=secrets.token_hex(8),
             node=os.environ.get(env.NODE_NAME) or host,
             host=host,
@@ -141,8 +141,8 @@ class Neighbour:
             rank=self._rank,
             domain=os.environ.get(env.FAILURE_DOMAIN, "")[: roster.LONGEST_DOMAIN],
         )
-        self._shared.enter(*self._owner, keeper)
-        self._copier = Copier(key, lambda: self._partners(keeper), self._owner)
+        self._shared.enter(*self._owner, holder)
+        self._copier = Copier(key, lambda: self._partners(holder), self._owner)
 
-    def _partners(self, own: Keeper) -> list[Keeper]:
-        return roster.partners(self._shared.keepers(*self._owner, self._known), own)
+    def _partners(self, own: CopyHolder) -> list[CopyHolder]:
+        return roster.partners(self._shared.copy_holders(*self._owner, self._known), own)

@@ -26,7 +26,7 @@ _FAR: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keeper:
+class CopyHolder:
     """A process that takes copies.
 
     Attributes:
@@ -49,20 +49,20 @@ class Keeper:
     version: Literal[1] = 1
 
 
-_RECORD: Final = TypeAdapter(Keeper)
+_RECORD: Final = TypeAdapter(CopyHolder)
 
 
-def name_of(keeper: Keeper) -> str:
+def name_of(holder: CopyHolder) -> str:
     """The name of a process's file."""
-    return f"{keeper.id}{_SUFFIX}"
+    return f"{holder.id}{_SUFFIX}"
 
 
-def encode(keeper: Keeper) -> bytes:
+def encode(holder: CopyHolder) -> bytes:
     """The bytes of its file."""
-    return _RECORD.dump_json(keeper, by_alias=True)
+    return _RECORD.dump_json(holder, by_alias=True)
 
 
-def decode(data: bytes) -> Keeper | None:
+def decode(data: bytes) -> CopyHolder | None:
     """Inverse of `encode`; None: it cannot be understood."""
     try:
         return _RECORD.validate_json(data)
@@ -70,20 +70,20 @@ def decode(data: bytes) -> Keeper | None:
         return None
 
 
-def enter(run: RunDirectory, attempt: int, incarnation: str, keeper: Keeper) -> None:
+def enter(run: RunDirectory, attempt: int, incarnation: str, holder: CopyHolder) -> None:
     """Let the attempt's other processes know of this one.
 
     Raises:
         OSError, StorageError: the volume.
     """
-    directory = run.keepers(attempt, incarnation)
+    directory = run.copy_holders(attempt, incarnation)
     atomic.make_directory(directory, durably=False)
-    atomic.write_bytes(directory / name_of(keeper), encode(keeper), durably=False)
+    atomic.write_bytes(directory / name_of(holder), encode(holder), durably=False)
 
 
 def read(
-    run: RunDirectory, attempt: int, incarnation: str, known: dict[str, Keeper] | None = None
-) -> list[Keeper]:
+    run: RunDirectory, attempt: int, incarnation: str, known: dict[str, CopyHolder] | None = None
+) -> list[CopyHolder]:
     """All that have entered, in no order.
 
     Args:
@@ -95,7 +95,7 @@ def read(
     known = {} if known is None else known
     found = []
     try:
-        paths = list(run.keepers(attempt, incarnation).iterdir())
+        paths = list(run.copy_holders(attempt, incarnation).iterdir())
     except FileNotFoundError:
         return []
     for path in paths:
@@ -104,15 +104,15 @@ def read(
         if path.name not in known:
             # One that is torn by a crash of the machine, or gone, is of a process that is gone.
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-                keeper = decode(file.read(_LARGEST))
-                if keeper is not None:
-                    known[path.name] = keeper
+                holder = decode(file.read(_LARGEST))
+                if holder is not None:
+                    known[path.name] = holder
         if path.name in known:
             found.append(known[path.name])
     return found
 
 
-def partners(keepers: list[Keeper], own: Keeper) -> list[Keeper]:
+def partners(holders: list[CopyHolder], own: CopyHolder) -> list[CopyHolder]:
     """Those that may take the copies of ``own``, the best first; pure.
 
     Nodes are a ring, sorted by failure domain and name, and each node's partner is as many nodes
@@ -121,14 +121,14 @@ def partners(keepers: list[Keeper], own: Keeper) -> list[Keeper]:
     node; where all are on one node, pods are the ring; in one pod there is none. A node's
     processes take turns.
     """
-    is_one_node = all(keeper.node == own.node for keeper in keepers)
+    is_one_node = all(holder.node == own.node for holder in holders)
     domains: dict[str, str] = {}  # of each node one, whatever its processes say
-    for keeper in (own, *keepers):
-        domains[keeper.node] = min(keeper.domain, domains.get(keeper.node, keeper.domain))
-    places: dict[tuple[str, str, str], list[Keeper]] = {}
-    for keeper in {own, *keepers}:
-        host = keeper.host if is_one_node else ""
-        places.setdefault((domains[keeper.node], keeper.node, host), []).append(keeper)
+    for holder in (own, *holders):
+        domains[holder.node] = min(holder.domain, domains.get(holder.node, holder.domain))
+    places: dict[tuple[str, str, str], list[CopyHolder]] = {}
+    for holder in {own, *holders}:
+        host = holder.host if is_one_node else ""
+        places.setdefault((domains[holder.node], holder.node, host), []).append(holder)
     ring = sorted(places)
     if len(ring) == 1:
         return []
@@ -150,5 +150,5 @@ def own_address() -> str:
     return "127.0.0.1"
 
 
-def _by_rank(keeper: Keeper) -> tuple[int, str]:
-    return keeper.rank, keeper.id
+def _by_rank(holder: CopyHolder) -> tuple[int, str]:
+    return holder.rank, holder.id

@@ -26,7 +26,7 @@ _FAILURES: Final = "failures"
 _RESCUES: Final = "rescues"
 _COPIES_WANTED: Final = "COPIES_WANTED"
 _PINS: Final = "pins"
-_KEEPERS: Final = "keepers"
+_COPY_HOLDERS: Final = "keepers"
 
 
 def owner(attempt: int, incarnation: str) -> str:
@@ -40,9 +40,9 @@ def parse_owner(key: str) -> tuple[int, str] | None:
     return (int(match[1]), match[2]) if match else None
 
 
-def keepers(attempt: int, incarnation: str) -> str:
+def copy_holders(attempt: int, incarnation: str) -> str:
     """The folder of that incarnation's processes that take copies of shards kept in memory."""
-    return f"{owner(attempt, incarnation)}/{_KEEPERS}"
+    return f"{owner(attempt, incarnation)}/{_COPY_HOLDERS}"
 
 
 def save(attempt: int, incarnation: str, kind: SaveKind, step: int) -> str:
