@@ -18,7 +18,7 @@ from trainsync_operator.reconcile import directories
 from trainsync_operator.reconcile.apply.carry_out import Children
 from trainsync_operator.reconcile.apply.child import LeftoverError, NameTakenError
 from trainsync_operator.reconcile.apply.dry_run import REFUSED, DryRuns
-from trainsync_operator.reconcile.apply.refusals import AGAIN_SECONDS
+from trainsync_operator.reconcile.apply.rejected_requests import AGAIN_SECONDS
 from trainsync_operator.reconcile.decide import attempts
 from trainsync_operator.reconcile.decide.attempts import Decision, Transition
 from trainsync_operator.reconcile.decide.failures import OF_THE_USER

@@ -11,7 +11,7 @@ from trainsync_operator.kube import objects
 from trainsync_operator.kube.client import ApiError, ApiRefusedError
 from trainsync_operator.kube.kinds import RAY_CLUSTER, RAY_JOB, Kind
 from trainsync_operator.kube.objects import Object
-from trainsync_operator.reconcile.apply.refusals import AGAIN_SECONDS, Refusals
+from trainsync_operator.reconcile.apply.rejected_requests import AGAIN_SECONDS, RejectedRequests
 from trainsync_operator.reconcile.observed import Observed
 from trainsync_operator.reconcile.plan import Plan
 from trainsync_operator.reconcile.reads import Live, Reads
@@ -30,7 +30,7 @@ class DryRuns:
     """Tries what an edit needs, and remembers for a while what was refused."""
 
     # By namespace and run.
-    _refusals: dict[tuple[str, str], Refusals] = field(default_factory=dict)
+    _rejected: dict[tuple[str, str], RejectedRequests] = field(default_factory=dict)
 
     async def problem(
         self, run: Run, todo: Plan, observed: Observed, now: datetime, reads: Reads
@@ -43,12 +43,12 @@ class DryRuns:
         if todo.problem is not None:
             message = todo.problem.message.removesuffix(".")
             return Problem(todo.problem.reason, f"{message}. {_NO_EFFECT}")
-        refusals = self._refusals.setdefault((run.namespace, run.name), Refusals())
+        rejected = self._rejected.setdefault((run.namespace, run.name), RejectedRequests())
         new = _new(todo, observed)
         asked = " ".join(
             [run.uid, *(objects.annotations(obj)[names.ANNOTATION_HASH] for _, obj in new)]
         )
-        known = refusals.known("edit", asked, now)
+        known = rejected.known("edit", asked, now)
         if known is not None or not isinstance(reads, Live) or not reads.lists_live:
             return known
         for kind, obj in new:
@@ -61,12 +61,12 @@ class DryRuns:
                 if any(text in str(error) for text in _NOT_TOLD):
                     continue
                 message = f"The API server refuses the edit of the spec: {error}. {_NO_EFFECT}"
-                return refusals.note("edit", asked, Problem(REFUSED, message), now)
+                return rejected.note("edit", asked, Problem(REFUSED, message), now)
         return None
 
     def gone(self, namespace: str, run: str) -> None:
         """Forget a run."""
-        self._refusals.pop((namespace, run), None)
+        self._rejected.pop((namespace, run), None)
 
 
 def _new(todo: Plan, observed: Observed) -> list[tuple[Kind, Object]]:

@@ -326,7 +326,7 @@ def decide(
                 return wait
         if ended is None:
             decision = _restart(run, state, cause, now)
-            until = hindsight.doubted_until(state, observed, cause, now)
+            until = hindsight.reclassify_until(state, observed, cause, now)
             if decision.transition is not Transition.FAIL or until is None:
                 return decision
             of_node = replace(cause, failure_class=FailureClass.INFRASTRUCTURE)

@@ -52,8 +52,10 @@ def put_right(run: Run, state: State, observed: Observed, now: datetime) -> Stat
     )
 
 
-def doubted_until(state: State, observed: Observed, cause: Cause, now: datetime) -> datetime | None:
-    """Until when a job's failure may turn out to be that of a lost node; None where it may not.
+def reclassify_until(
+    state: State, observed: Observed, cause: Cause, now: datetime
+) -> datetime | None:
+    """Until when a failed job may be put down to a lost node; None where it cannot be.
 
     A job notices the loss of another node than its own alone, and a pod that has ended explains the
     failure.

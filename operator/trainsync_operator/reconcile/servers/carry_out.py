@@ -18,7 +18,7 @@ from trainsync_operator.reconcile.apply.child import (
     ensure,
     is_calm,
 )
-from trainsync_operator.reconcile.apply.refusals import AGAIN_SECONDS, Refusals
+from trainsync_operator.reconcile.apply.rejected_requests import AGAIN_SECONDS, RejectedRequests
 from trainsync_operator.reconcile.apply.stored_notation import StoredNotation
 from trainsync_operator.reconcile.events import Recorder
 from trainsync_operator.reconcile.observed import Observed
@@ -48,7 +48,7 @@ class Servers:
 
     events: Recorder
     _stored_notation: StoredNotation = field(default_factory=StoredNotation)
-    _refusals: dict[tuple[str, str], Refusals] = field(default_factory=dict)
+    _rejected: dict[tuple[str, str], RejectedRequests] = field(default_factory=dict)
     _formed: Formed = field(default_factory=Formed)
 
     async def carry_out(
@@ -61,11 +61,11 @@ class Servers:
             ApiError: the API server was not reached.
         """
         problems = dict(wanted.problems)
-        refusals = self._refusals.setdefault((run.namespace, run.name), Refusals())
+        rejected = self._rejected.setdefault((run.namespace, run.name), RejectedRequests())
         for kind, obj in wanted.delete:
             name, uid = objects.name(obj), objects.metadata(obj)["uid"]
             what, server = f"{kind.name} {name}", objects.labels(obj).get(names.LABEL_SERVER, name)
-            if (known := refusals.known(what, uid, now)) is not None:
+            if (known := rejected.known(what, uid, now)) is not None:
                 problems[server] = known
                 continue
             there = await reads.get(kind, run.namespace, name)
@@ -75,17 +75,17 @@ class Servers:
                 await reads.delete(kind, run.namespace, name, uid)
             except ApiRefusedError as error:
                 message = f"The API server does not let {what} go: {error}"
-                problems[server] = refusals.note(what, uid, Problem("Refused", message), now)
+                problems[server] = rejected.note(what, uid, Problem("Refused", message), now)
                 continue
             _LOG.info("deleted %s", what)
             if kind in WORKLOADS:
                 message = f"Servers {server} are no more in the spec as they were: {what} goes."
                 await self.events.transition(run, "ServersRemoved", message, now)
-        problems |= await self._replace(run, observed, refusals, now, reads)
+        problems |= await self._replace(run, observed, rejected, now, reads)
         of_spec = {server.name: server for server in run.servers}
         for server, children in wanted.ensure.items():
             asked = _asked(run, children)
-            if (known := refusals.known(server, asked, now)) is not None:
+            if (known := rejected.known(server, asked, now)) is not None:
                 problems[server] = known
                 continue
             for kind, desired in children:
@@ -99,12 +99,12 @@ class Servers:
                     break
                 except ApiError as error:
                     problem = _why_refused(of_spec[server], kind, error)
-                    problems[server] = refusals.note(server, asked, problem, now)
+                    problems[server] = rejected.note(server, asked, problem, now)
                     break
         return problems, AGAIN_SECONDS if problems.keys() - wanted.problems.keys() else None
 
     async def _replace(
-        self, run: Run, observed: Observed, refusals: Refusals, now: datetime, reads: Reads
+        self, run: Run, observed: Observed, rejected: RejectedRequests, now: datetime, reads: Reads
     ) -> dict[str, Problem]:
         """Delete pods on lost nodes, and the first pods of servers that have lost a node, of which
         all pods are made anew.
@@ -118,14 +118,14 @@ class Servers:
         for server, pod, after_all in lost + broken:
             name, uid = objects.name(pod), objects.metadata(pod)["uid"]
             what = f"Pod {name}"
-            if (known := refusals.known(what, uid, now)) is not None:
+            if (known := rejected.known(what, uid, now)) is not None:
                 problems[server.name] = known
                 continue
             try:
                 await reads.delete(POD, run.namespace, name, uid, after_all=after_all)
             except ApiRefusedError as error:
                 message = f"The API server does not let {what} go: {error}"
-                problem = refusals.note(what, uid, Problem("Refused", message), now)
+                problem = rejected.note(what, uid, Problem("Refused", message), now)
                 problems[server.name] = problem
                 continue
             reason, why = _WHY_DELETED[after_all]
@@ -166,7 +166,7 @@ class Servers:
     def gone(self, namespace: str, run: str) -> None:
         """Forget a run."""
         self._stored_notation.gone(namespace, run)
-        self._refusals.pop((namespace, run), None)
+        self._rejected.pop((namespace, run), None)
         self._formed.gone(namespace, run)
 
 

@@ -7,7 +7,7 @@ import pytest
 from trainsync_operator.builders.target import MonitorSettings
 from trainsync_operator.kube.client import ApiError, ApiRefusedError
 from trainsync_operator.kube.kinds import POD, RAY_CLUSTER, RAY_JOB, RUN, SERVICE, Kind
-from trainsync_operator.reconcile.apply.refusals import AGAIN_SECONDS
+from trainsync_operator.reconcile.apply.rejected_requests import AGAIN_SECONDS
 from trainsync_operator.reconcile.reconcile import Reconciler
 
 from tests.unit.operator.fake_api import refuse

@@ -20,7 +20,7 @@ from trainsync_operator.kube.kinds import (
     Kind,
 )
 from trainsync_operator.kube.objects import Object
-from trainsync_operator.reconcile.apply.refusals import AGAIN_SECONDS
+from trainsync_operator.reconcile.apply.rejected_requests import AGAIN_SECONDS
 from trainsync_operator.reconcile.reconcile import Reconciler
 
 from tests.unit.operator.fake_api import events_of

@@ -211,7 +211,7 @@ class StoreRankClient:
     @errors.storage("damage report")
     def report_damage(self, report: DamageReport) -> None:
         """The next attempt reads the checkpoint in full before it resumes from it."""
-        origin.note_doubt(self._bucket, report)
+        origin.request_quarantine(self._bucket, report)
 
     def report_load(self, report: LoadReport) -> None:
         """Only logged, as `report_progress`."""

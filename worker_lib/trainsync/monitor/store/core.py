@@ -302,7 +302,7 @@ class StoreCore:
         """A rank could not load a checkpoint: the next attempt reads it in full first."""
         self._fence(owner)
         with self._hold.kept():
-            origin.note_doubt(self._bucket, report)
+            origin.request_quarantine(self._bucket, report)
 
     def loaded(self, owner: SaveOwner, report: LoadReport) -> None:
         """All ranks of the attempt have loaded the checkpoint that they resume from."""

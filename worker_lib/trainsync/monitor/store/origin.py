@@ -33,14 +33,14 @@ _THREADS: Final = 4
 _LONGEST: Final = 4096
 
 
-def note_doubt(bucket: ObjectBucket, report: DamageReport) -> None:
+def request_quarantine(bucket: ObjectBucket, report: DamageReport) -> None:
     """Have the checkpoint read in full before another attempt resumes from it."""
     record = {"step": report.step, "manifestDigest": report.manifest_digest}
     data = json.dumps({**record, "reason": report.error[:_LONGEST], "version": 1}).encode()
     try:
         bucket.create(names.doubt(report.step), data)
     except ObjectExistsError:
-        return  # it is doubted already
+        return  # requested already
 
 
 @dataclass

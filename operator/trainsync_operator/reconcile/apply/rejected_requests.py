@@ -1,4 +1,4 @@
-"""Remembers what the API server refused, so that it is not asked for at each look; pure."""
+"""Remembers requests that the API server rejected, so that no look repeats them; pure."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -11,33 +11,33 @@ AGAIN_SECONDS: Final = 15.0
 
 
 @dataclass(frozen=True)
-class _Refusal:
+class _Rejection:
     asked: str
     problem: Problem
     until: datetime
 
 
-class Refusals:
-    """Refusals by what was refused, each until it is asked for again.
+class RejectedRequests:
+    """Rejected requests by their subject, each until it may be made again.
 
-    A refusal's text may differ each time (request numbers, used quota). The status that tells of
-    it is a change of the run, and leads to the next look: without a memory that look would ask
-    again, and so on.
+    The API server's text may differ each time (request numbers, used quota). The status that
+    reports it is a change of the run, and leads to the next look: without this memory that look
+    would make the request again, and so on.
     """
 
     def __init__(self) -> None:
-        self._refused: dict[str, _Refusal] = {}
+        self._rejections: dict[str, _Rejection] = {}
 
     def known(self, what: str, asked: str, now: datetime) -> Problem | None:
         """The problem, if the same was refused in the last `AGAIN_SECONDS`."""
-        found = self._refused.get(what)
+        found = self._rejections.get(what)
         if found is None or found.asked != asked or now >= found.until:
-            self._refused.pop(what, None)
+            self._rejections.pop(what, None)
             return None
         return found.problem
 
     def note(self, what: str, asked: str, problem: Problem, now: datetime) -> Problem:
         """Remember a refusal of what was asked."""
         until = now + timedelta(seconds=AGAIN_SECONDS)
-        self._refused[what] = _Refusal(asked, problem, until)
+        self._rejections[what] = _Rejection(asked, problem, until)
         return problem
