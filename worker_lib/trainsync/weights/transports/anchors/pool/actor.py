@@ -11,7 +11,7 @@ from typing import Any, Final
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from trainsync.weights.transports.anchors.pool.offers import Offers, Turn
+from trainsync.weights.transports.anchors.pool.offers import Offers, ReadAction
 
 ACTOR_NAME: Final = "trainsync-weights-objects"
 _CALLS: Final = 1000
@@ -31,13 +31,13 @@ class ObjectPool:
         self._expires = False
 
     async def take(self, key: str, explorer: str, seconds: float) -> tuple[str, Any]:
-        """What the explorer is to do, as `Turn`, within ``seconds``; see `Offers.take`."""
+        """What the explorer is to do, as `ReadAction`, within ``seconds``; see `Offers.take`."""
         deadline = time.monotonic() + seconds
         while True:
-            turn, handle = self._offers.take(key, explorer, time.monotonic())
+            action, handle = self._offers.take(key, explorer, time.monotonic())
             left = deadline - time.monotonic()
-            if turn is not Turn.WAIT or left <= 0:
-                return turn.value, handle
+            if action is not ReadAction.WAIT or left <= 0:
+                return action.value, handle
             async with self._changed:
                 try:
                     wait = min(left, _LOOK_SECONDS)

@@ -19,7 +19,7 @@ from trainsync.weights.threads import calling_ray
 from trainsync.weights.transports.anchors.index import StoredObject
 from trainsync.weights.transports.anchors.objects import digest_of
 from trainsync.weights.transports.anchors.pool.actor import find_or_make
-from trainsync.weights.transports.anchors.pool.offers import READ_SECONDS, Turn
+from trainsync.weights.transports.anchors.pool.offers import READ_SECONDS, ReadAction
 
 _LOG = logging.getLogger(__name__)
 _BLOCK: Final = 8 << 20
@@ -77,11 +77,11 @@ class PooledObjects:
         with self._lock:
             self._passed_on.discard(stored.key)
         is_shared = stored.bytes <= self._most
-        turn, handle = self._take(stored, until) if is_shared else (Turn.READ, [])
-        if turn is Turn.READ_FOR_ALL:
+        action, handle = self._take(stored, until) if is_shared else (ReadAction.READ, [])
+        if action is ReadAction.READ_FOR_ALL:
             yield from self._read_for_all(stored, deadline)
             return
-        data = self._get(stored, handle[0], until) if turn is Turn.GET else None
+        data = self._get(stored, handle[0], until) if action is ReadAction.GET else None
         if data is None:
             yield from self._from_store(stored, deadline)
             return
@@ -146,21 +146,21 @@ class PooledObjects:
             return False
         return self._tell("give", stored.key, handle, stored.bytes, self._most)
 
-    def _take(self, stored: StoredObject, until: float) -> tuple[Turn, Any]:
-        """`Turn.READ` where the others are not to be waited for."""
+    def _take(self, stored: StoredObject, until: float) -> tuple[ReadAction, Any]:
+        """`ReadAction.READ` where the others are not to be waited for."""
         try:
             try:
-                turn, handle = self._asked(stored, until)
+                action, handle = self._asked(stored, until)
             except ray.exceptions.RayActorError:  # it ended with the explorer that made it
                 with self._lock:
                     self._search = None
-                turn, handle = self._asked(stored, until)
-            if Turn(turn) is Turn.WAIT:
+                action, handle = self._asked(stored, until)
+            if ReadAction(action) is ReadAction.WAIT:
                 raise TimeoutError(f"another explorer reads {stored.key} for too long")
         except _Failures as error:
             self._failed(error)
-            return Turn.READ, None
-        return Turn(turn), handle
+            return ReadAction.READ, None
+        return ReadAction(action), handle
 
     def _asked(self, stored: StoredObject, until: float) -> tuple[str, Any]:
         """The actor's answer by ``until``, on the monotonic clock. Raises `_Failures`."""

@@ -11,8 +11,8 @@ KEEP_SECONDS: Final = 600.0
 """An object that no explorer asked for during that time is let go."""
 
 
-class Turn(StrEnum):
-    """What an explorer is to do for an object."""
+class ReadAction(StrEnum):
+    """How an explorer is to get an object."""
 
     READ = "read"  # from the store
     READ_FOR_ALL = "read_for_all"  # from the store, for the others, too
@@ -36,19 +36,19 @@ class Offers:
     _entries: dict[str, _Entry] = field(default_factory=dict)
     _explorers: dict[str, float] = field(default_factory=dict)  # when each asked last
 
-    def take(self, key: str, explorer: str, now: float) -> tuple[Turn, Any]:
+    def take(self, key: str, explorer: str, now: float) -> tuple[ReadAction, Any]:
         """What ``explorer`` is to do, and the handle of an object that is there."""
         self._explorers[explorer] = now
         entry = self._entries.setdefault(key, _Entry())
         entry.asked_at = now
         if entry.handle is not None:
-            return Turn.GET, entry.handle
+            return ReadAction.GET, entry.handle
         if entry.reader not in (None, explorer) and now - entry.heard_at < READ_SECONDS:
-            return Turn.WAIT, None
+            return ReadAction.WAIT, None
         if not self._has_others(explorer, now):
-            return Turn.READ, None  # nothing is worth keeping
+            return ReadAction.READ, None  # nothing is worth keeping
         entry.reader, entry.heard_at = explorer, now
-        return Turn.READ_FOR_ALL, None
+        return ReadAction.READ_FOR_ALL, None
 
     def heard(self, key: str, explorer: str, now: float) -> None:
         """The object's reader still reads."""
