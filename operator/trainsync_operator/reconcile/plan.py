@@ -37,7 +37,7 @@ from trainsync_operator.reconcile.decide import startup
 from trainsync_operator.reconcile.observed import Observed, RayCluster
 from trainsync_operator.reconcile.run import Problem, Run, SpecError, State
 from trainsync_operator.reconcile.servers import wanted as servers
-from trainsync_operator.reconcile.servers.wanted import Wanted
+from trainsync_operator.reconcile.servers.wanted import ServerChildren
 
 MONITOR_AFTER_END: Final = timedelta(hours=1)
 
@@ -61,7 +61,7 @@ class Plan:
     # Why the job of this attempt is not created yet.
     waiting: str | None = None
     due: list[datetime] = field(default_factory=list)
-    servers: Wanted = field(default_factory=Wanted)
+    servers: ServerChildren = field(default_factory=ServerChildren)
     # Jobs of the attempt, whether they are made now or wait.
     jobs: list[tuple[Kind, Object]] = field(default_factory=list)
     # What keeps children from being made or changed; deletions go on.

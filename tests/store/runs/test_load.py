@@ -12,7 +12,7 @@ from trainsync import RunContext, load_sharded
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import CorruptCheckpointError, LoadTimeoutError
 from trainsync.checkpoint.load.loading import Loaded, load_shard
-from trainsync.checkpoint.load.ranges import AT_ONCE, Part, Ranges
+from trainsync.checkpoint.load.ranges import AT_ONCE, FileRange, Ranges
 from trainsync.storage.block_digests import beside
 from trainsync.storage.objects import commits
 
@@ -120,7 +120,7 @@ def test_model_and_optimizer_are_asked_for_at_once(
     asked: list[set[str]] = []
     read = Ranges.read
 
-    def noted(ranges: Ranges, parts: Iterable[Part]) -> None:
+    def noted(ranges: Ranges, parts: Iterable[FileRange]) -> None:
         parts = list(parts)
         asked.append({part.path for part in parts})
         read(ranges, parts)

@@ -30,8 +30,8 @@ from trainsync.checkpoint.rescue.rescuer import Rescuer
 from trainsync.checkpoint.save.commit_wait import CommitWait
 from trainsync.checkpoint.save.missing import MissingReport
 from trainsync.checkpoint.save.part import (
-    Part,
     SaveFunction,
+    SavePart,
     SavingOptions,
     State,
     WhenFull,
@@ -649,18 +649,18 @@ class CheckpointCoordinator:
         attachments: Mapping[str, bytes] | None,
         coordinates: Mapping[str, int] | None,
         with_checkpoint: bool = False,
-    ) -> Part:
+    ) -> SavePart:
         kind = kind_of(is_state_dict)
         source = taking_a_directory(
             save_fn, self._run, step, kind, subdir, self.rank, self.world_size
         )
         small, place = dict(attachments or {}), dict(coordinates or {})
         component = f"{self.component_prefix}{name}" if isinstance(name, str) else name
-        part = Part(component, source, step, kind, subdir, small, place, name, with_checkpoint)
+        part = SavePart(component, source, step, kind, subdir, small, place, name, with_checkpoint)
         refuse_empty(component, save_fn)
         return part
 
-    def _note_begun(self, part: Part) -> None:
+    def _note_begun(self, part: SavePart) -> None:
         self._named.note(part.kind, part.step, part.name)
         self._note(part.kind, step=part.step)
 

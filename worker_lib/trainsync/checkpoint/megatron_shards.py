@@ -19,7 +19,7 @@ from trainsync.checkpoint.load.reshard.shard_files import Component, forget_page
 
 FORMAT: Final = "trainsync.megatron.1"
 
-Wanted = tuple[str, Sequence[int], Sequence[int]]
+WantedBox = tuple[str, Sequence[int], Sequence[int]]
 """Key of a global tensor, start and size of a box in it, with the leading dimensions."""
 
 
@@ -121,7 +121,7 @@ class MegatronShards:
         self.beside: dict[int, Mapping[str, Any]] = {}
         self._component = component
         self._is_mapped = True
-        self._fetched: dict[Wanted, torch.Tensor] = {}
+        self._fetched: dict[WantedBox, torch.Tensor] = {}
         for rank in sorted(component.ranks if ranks is None else ranks):
             path = component.path(rank)
             state = opens(path)
@@ -171,7 +171,7 @@ class MegatronShards:
         """The file that a rank saved, relative to the step's directory."""
         return self._component.path(rank)
 
-    def fetch(self, wanted: Iterable[Wanted], copy: Callable[[Iterable[Pair]], None]) -> None:
+    def fetch(self, wanted: Iterable[WantedBox], copy: Callable[[Iterable[Pair]], None]) -> None:
         """Bring boxes that `read` is asked for later into memory, where files are not mapped.
 
         Args:
@@ -182,7 +182,7 @@ class MegatronShards:
         """
         if self._is_mapped:
             return
-        made: dict[Wanted, torch.Tensor] = {}
+        made: dict[WantedBox, torch.Tensor] = {}
         pairs: list[Pair] = []
         for key, start, size in wanted:
             place = key, tuple(start), tuple(size)
@@ -253,7 +253,7 @@ class MegatronShards:
         """One layer's (and expert's) weight: everything at ``index`` of the leading dimensions."""
         return self.read(*self.whole_box(key, index))
 
-    def whole_box(self, key: str, index: tuple[int, ...]) -> Wanted:
+    def whole_box(self, key: str, index: tuple[int, ...]) -> WantedBox:
         """What `whole` reads."""
         tensor = self.tensors[key]
         rest = tensor.shape[tensor.leading :]

@@ -16,7 +16,7 @@ LEADING: Final = "0"
 _PROBES: Final = ("livenessProbe", "readinessProbe", "startupProbe")
 
 
-class Part(StrEnum):
+class PodRole(StrEnum):
     """Of a server's pods: the only one, the first of several, which answers, or another."""
 
     WHOLE = "whole"
@@ -29,28 +29,28 @@ def answering(labels: dict[str, str], server: Server) -> dict[str, str]:
     return labels if server.nodes == 1 else {**labels, LABEL_RANK: LEADING}
 
 
-def agents(target: Target, server: Server, part: Part) -> dict[str, str]:
+def agents(target: Target, server: Server, role: PodRole) -> dict[str, str]:
     """Variables with which the agents of one server find one another.
 
     The name of a leader's pod is that of its Service, too; both are in the pod's environment.
     """
-    if part is Part.LEADER:
+    if role is PodRole.LEADER:
         leader, namespace = f"$({env.POD_NAME})", target.run.namespace
         others = (f"{leader}-{rank}.{leader}.{namespace}" for rank in range(1, server.nodes))
         urls = (f"http://{host}.svc:{names.AGENT_PORT}" for host in others)
         return {env.AGENT_OTHER_HOSTS: ",".join(urls)}
-    if part is Part.WORKER:
+    if role is PodRole.WORKER:
         return {env.AGENT_LEADER: f"http://$(LWS_LEADER_ADDRESS).svc:{names.AGENT_PORT}"}
     return {}
 
 
-def complete(container: dict[str, Any], server: Server, part: Part) -> None:
+def complete(container: dict[str, Any], server: Server, role: PodRole) -> None:
     """Tell the user's container of the server which node of the server it is.
 
     Raises:
         ValueError: the container has no command to which arguments could be appended.
     """
-    if part is Part.WHOLE:
+    if role is PodRole.WHOLE:
         return
     if not container.get("command") and not container.get("args"):
         raise ValueError(
@@ -59,7 +59,7 @@ def complete(container: dict[str, Any], server: Server, part: Part) -> None:
         )
     rank, leader = "$(LWS_WORKER_INDEX)", "$(LWS_LEADER_ADDRESS).svc"
     arguments = ["--nnodes", str(server.nodes), "--node-rank", rank, "--master-addr", leader]
-    if part is Part.WORKER:
+    if role is PodRole.WORKER:
         arguments.append("--headless")
         for probe in _PROBES:
             container.pop(probe, None)

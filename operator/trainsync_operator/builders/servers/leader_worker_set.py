@@ -13,7 +13,7 @@ from trainsync.api.servers import Server
 
 from trainsync_operator.builders.servers import pod
 from trainsync_operator.builders.servers.deployment import keep_scaled
-from trainsync_operator.builders.servers.hosts import Part
+from trainsync_operator.builders.servers.hosts import PodRole
 from trainsync_operator.builders.target import Target, child
 from trainsync_operator.kube import objects
 from trainsync_operator.kube.kinds import LEADER_WORKER_SET
@@ -47,8 +47,8 @@ def build(
         "size": server.nodes,
         # Another one would count the restarts of agents, too: the operator counts those of engines.
         "restartPolicy": "None",
-        "leaderTemplate": pod.template(target, server, Part.LEADER),
-        "workerTemplate": pod.template(target, server, Part.WORKER),
+        "leaderTemplate": pod.template(target, server, PodRole.LEADER),
+        "workerTemplate": pod.template(target, server, PodRole.WORKER),
     }
     mark = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
     for part in ("leaderTemplate", "workerTemplate"):

@@ -17,7 +17,7 @@ from trainsync_operator.builders.pod_template import (
     store_keys,
 )
 from trainsync_operator.builders.servers import hosts
-from trainsync_operator.builders.servers.hosts import Part
+from trainsync_operator.builders.servers.hosts import PodRole
 from trainsync_operator.builders.target import Target
 from trainsync_operator.reconcile.run import SpecError
 
@@ -62,7 +62,7 @@ def labels(run: str, server: Server) -> dict[str, str]:
     }
 
 
-def _environment(target: Target, server: Server, part: Part) -> list[dict[str, Any]]:
+def _environment(target: Target, server: Server, role: PodRole) -> list[dict[str, Any]]:
     spec, run = target.run.spec, target.run
     store = spec.sync.store
     variables = {
@@ -86,7 +86,7 @@ def _environment(target: Target, server: Server, part: Part) -> list[dict[str, A
         variables[env.AGENT_DRIVER] = server.driver
     if server.sync.sglang_route is not SGLangRoute.DISK:
         variables[env.AGENT_SGLANG_ROUTE] = server.sync.sglang_route
-    if part is Part.WORKER:
+    if role is PodRole.WORKER:
         # The agent beside the server that answers reports of it, and asks its fellows.
         for name in (env.SERVERS, env.TOKEN_FILE, env.AGENT_SERVER):
             del variables[name]
@@ -105,7 +105,7 @@ def _environment(target: Target, server: Server, part: Part) -> list[dict[str, A
         variables[env.SYNC_MAX_STALENESS] = str(staleness)
     entries: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in variables.items()]
     # After the name of the pod, of which it is made.
-    others = hosts.agents(target, server, part)
+    others = hosts.agents(target, server, role)
     # Its own address and no other: 0.0.0.0 is none where pods have IPv6 alone.
     for name, path in ((env.POD_NAME, "metadata.name"), (env.AGENT_HOST, "status.podIP")):
         source = {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}
@@ -131,17 +131,17 @@ def _probe(path: str, port: int | str, period: int, failures: int) -> dict[str, 
 
 
 def _agent(
-    target: Target, server: Server, part: Part, beside: dict[str, Any], given: dict[str, Any]
+    target: Target, server: Server, role: PodRole, beside: dict[str, Any], given: dict[str, Any]
 ) -> dict[str, Any]:
     """The agent's container; ``given`` is the user's part of it."""
     mounts = [*run_mounts(target, saves=_reads_volume(target)), _MEMORY_MOUNT]
-    if part is Part.WORKER:  # it asks the monitor for nothing
+    if role is PodRole.WORKER:  # it asks the monitor for nothing
         mounts = [mount for mount in mounts if mount["mountPath"] != names.TOKEN_DIRECTORY]
     if server.sync.sglang_route is SGLangRoute.TENSOR:  # where torch shares tensors
         shared = _SHARED_MOUNT["mountPath"]
         mounts += [dict(m) for m in beside["volumeMounts"] if m.get("mountPath") == shared]
     # That of a node that answers no request is ready while it lives: the first node's counts.
-    ready = "/healthz" if part is Part.WORKER else "/readyz"
+    ready = "/healthz" if role is PodRole.WORKER else "/readyz"
     own = beside.get("securityContext") or {}
     security = {
         "allowPrivilegeEscalation": False,
@@ -164,16 +164,16 @@ def _agent(
         "command": ["python3", "-m", "trainsync.agent"],
         # A sidecar: it starts before the server, and ends after it.
         "restartPolicy": "Always",
-        "env": replace_named(given.get("env") or [], _environment(target, server, part), "name"),
+        "env": replace_named(given.get("env") or [], _environment(target, server, role), "name"),
         "ports": [{"name": AGENT, "containerPort": names.AGENT_PORT, "protocol": "TCP"}],
         "securityContext": security,
         "volumeMounts": replace_named(given.get("volumeMounts") or [], mounts, "mountPath"),
     }
 
 
-def _complete(container: dict[str, Any], server: Server, part: Part) -> None:
+def _complete(container: dict[str, Any], server: Server, role: PodRole) -> None:
     """Add to the user's container of the server."""
-    hosts.complete(container, server, part)
+    hosts.complete(container, server, role)
     needed = _SERVER_VARIABLES[server.engine] | ({} if server.adapter is None else _TAKES_ADAPTERS)
     variables = [{"name": name, "value": value} for name, value in needed.items()]
     if variables:
@@ -183,7 +183,7 @@ def _complete(container: dict[str, Any], server: Server, part: Part) -> None:
     if not any(mount.get("mountPath") == _SHARED_MOUNT["mountPath"] for mount in mounts):
         container["volumeMounts"].append(dict(_SHARED_MOUNT))
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
-    if part is Part.WORKER:
+    if role is PodRole.WORKER:
         return
     own = "livenessProbe" in container
     if not own:
@@ -191,7 +191,7 @@ def _complete(container: dict[str, Any], server: Server, part: Part) -> None:
         failures = _AGENT_AWAY_SECONDS // _PROBE_SECONDS
         probe = _probe("/server-healthz", names.AGENT_PORT, _PROBE_SECONDS, failures)
         container["livenessProbe"] = probe
-    if not own or part is Part.LEADER:  # a started leader says that all nodes have joined it
+    if not own or role is PodRole.LEADER:  # a started leader says that all nodes have joined it
         starts = _SERVER_STARTS_SECONDS // _START_PROBE_SECONDS
         alive, port = _ALIVE.get(server.engine), server.port
         if alive is None:
@@ -199,31 +199,31 @@ def _complete(container: dict[str, Any], server: Server, part: Part) -> None:
         container.setdefault("startupProbe", _probe(alive, port, _START_PROBE_SECONDS, starts))
 
 
-def template(target: Target, server: Server, part: Part = Part.WHOLE) -> dict[str, Any]:
+def template(target: Target, server: Server, role: PodRole = PodRole.WHOLE) -> dict[str, Any]:
     """The pod template; what the user's says is kept where the agent can work with it.
 
     Raises:
         SpecError: the user's is no pod template; the API server checks little of it.
     """
     try:
-        return _template(target, server, part)
+        return _template(target, server, role)
     except (AttributeError, TypeError, ValueError) as error:
         field = f"spec.servers[{server.name}].template"
         raise SpecError(f"{field} is not a pod template ({error}): correct it") from error
 
 
-def _template(target: Target, server: Server, part: Part) -> dict[str, Any]:
+def _template(target: Target, server: Server, role: PodRole) -> dict[str, Any]:
     result: dict[str, Any] = copy.deepcopy(server.template)
     metadata = result.setdefault("metadata", {})
     own_labels = metadata.get("labels") or {}
     metadata["labels"] = {**own_labels, **labels(target.run.name, server)}
     spec = result["spec"]
     first = spec["containers"][0]
-    _complete(first, server, part)
+    _complete(first, server, role)
 
     before = spec.get("initContainers") or []
     given = next((container for container in before if container.get("name") == AGENT), None)
-    agent = _agent(target, server, part, first, given or {})
+    agent = _agent(target, server, role, first, given or {})
     spec["initContainers"] = replace_named(before, [agent], "name")
 
     audience = names.servers_audience(target.run.uid)

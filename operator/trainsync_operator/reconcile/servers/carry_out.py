@@ -27,7 +27,7 @@ from trainsync_operator.reconcile.run import Problem, Run
 from trainsync_operator.reconcile.servers import groups
 from trainsync_operator.reconcile.servers.groups import Formed
 from trainsync_operator.reconcile.servers.reading import WORKLOADS
-from trainsync_operator.reconcile.servers.wanted import Wanted, why_missing
+from trainsync_operator.reconcile.servers.wanted import ServerChildren, why_missing
 
 _LOG = logging.getLogger(__name__)
 # Of a pod that is to go after all that belongs to it, or at once: reason of the Event, and cause.
@@ -52,7 +52,7 @@ class Servers:
     _formed: Formed = field(default_factory=Formed)
 
     async def carry_out(
-        self, run: Run, wanted: Wanted, observed: Observed, now: datetime, reads: Reads
+        self, run: Run, wanted: ServerChildren, observed: Observed, now: datetime, reads: Reads
     ) -> tuple[dict[str, Problem], float | None]:
         """Make it so; returns the problems by entry, and in how many seconds to look again.
 

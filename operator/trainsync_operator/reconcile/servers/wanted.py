@@ -25,7 +25,7 @@ _ALLOW: Final = "set leaderWorkerSets.enabled of the operator's chart"
 
 
 @dataclass
-class Wanted:
+class ServerChildren:
     """Children to delete, and those that must be there, by entry of spec.servers."""
 
     delete: list[tuple[Kind, Object]] = field(default_factory=list)
@@ -33,14 +33,14 @@ class Wanted:
     problems: dict[str, Problem] = field(default_factory=dict)
 
 
-def plan(target: Target, observed: Observed, *, serves: bool, ended: bool) -> Wanted:
+def plan(target: Target, observed: Observed, *, serves: bool, ended: bool) -> ServerChildren:
     """The children of spec.servers to delete, and those that must exist.
 
     Args:
         serves: whether servers have pods now.
         ended: whether the run has finished: what serves then is left as it is.
     """
-    result = Wanted()
+    result = ServerChildren()
     if serves and ended:
         return result
     result.delete = list(_removed(target.run, observed))

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trainsync.checkpoint.errors import CorruptCheckpointError
 from trainsync.checkpoint.load.ranged_file import RangedFile
-from trainsync.checkpoint.load.ranges import AT_ONCE, Part, Ranges
+from trainsync.checkpoint.load.ranges import AT_ONCE, FileRange, Ranges
 from trainsync.storage import block_digests
 from trainsync.storage.block_digests import beside
 
@@ -31,7 +31,8 @@ def ranges_of(there: InStore) -> Ranges:
 def read(ranges: Ranges, path: str, wanted: list[tuple[int, int]]) -> list[bytes]:
     held = [bytearray(end - start) for start, end in wanted]
     ranges.read(
-        Part(path, start, memoryview(into)) for (start, _), into in zip(wanted, held, strict=True)
+        FileRange(path, start, memoryview(into))
+        for (start, _), into in zip(wanted, held, strict=True)
     )
     return [bytes(into) for into in held]
 

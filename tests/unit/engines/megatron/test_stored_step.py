@@ -22,7 +22,7 @@ from trainsync.checkpoint.load.account import LoadedBytes
 from trainsync.checkpoint.load.reshard.shard_files import Component
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.load.step_files import StepFiles
-from trainsync.checkpoint.megatron_shards import Box, MegatronShards, Wanted, pack, require
+from trainsync.checkpoint.megatron_shards import Box, MegatronShards, WantedBox, pack, require
 from trainsync.engines.megatron import training, training_loading, weights_loading
 from trainsync.engines.megatron.step_shards import StepShards
 from trainsync.engines.megatron.training_loading import MegatronOptimizerLoad
@@ -75,7 +75,7 @@ def step(resume: Resume, files: StepFiles, rank: int, world_size: int) -> StepSh
 
 
 def read(
-    resume: Resume, wanted: list[Wanted], rank: int = 0, world_size: int = 3
+    resume: Resume, wanted: list[WantedBox], rank: int = 0, world_size: int = 3
 ) -> tuple[list[torch.Tensor], set[str], LoadedBytes]:
     """What a rank reads: the boxes, the files, and how many bytes came from where."""
 
@@ -112,7 +112,7 @@ def read(
 def test_any_box_is_put_together_from_ranges(
     there: InStore, start: tuple[int, ...], size: tuple[int, ...]
 ) -> None:
-    padded: Wanted = ("norm", (6,), (8,))  # its end is beyond that of the tensor
+    padded: WantedBox = ("norm", (6,), (8,))  # its end is beyond that of the tensor
     (found, end), _, _ = read(there.resume, [("w", start, size), padded])
     index = (start[0], *(slice(a, a + n) for a, n in zip(start[1:], size[1:], strict=True)))
     assert torch.equal(found, WHOLE[index])
@@ -154,7 +154,7 @@ def test_files_of_others_are_opened_at_once(
 
 def test_in_the_layout_that_saved_a_rank_opens_its_own_file_alone(there: InStore) -> None:
     part = ROWS // RANKS
-    wanted: list[Wanted] = [("w", (layer, 2 * part, 0), (1, part, COLUMNS)) for layer in (0, 1)]
+    wanted: list[WantedBox] = [("w", (layer, 2 * part, 0), (1, part, COLUMNS)) for layer in (0, 1)]
     found, paths, _ = read(there.resume, wanted, rank=2, world_size=RANKS)
     assert torch.equal(torch.stack(found), WHOLE[:, 2 * part : 3 * part])
     assert paths == {PATHS[2]}

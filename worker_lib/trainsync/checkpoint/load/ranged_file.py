@@ -3,7 +3,7 @@
 import io
 from typing import TYPE_CHECKING, Final
 
-from trainsync.checkpoint.load.ranges import Part, Ranges
+from trainsync.checkpoint.load.ranges import FileRange, Ranges
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -69,7 +69,7 @@ class RangedFile(io.RawIOBase):
                 view[:] = region[self._at - start : end - start]
                 return
         if len(view) >= self._ahead:
-            self._ranges.read([Part(self._path, self._at, view)])
+            self._ranges.read([FileRange(self._path, self._at, view)])
             return
         self._hold((self._at, end))
         start, region = self._regions[-1]
@@ -84,5 +84,5 @@ class RangedFile(io.RawIOBase):
             stop = min(max(start + self._ahead, end), self._size)
             regions.append((start, memoryview(bytearray(stop - start))))
         self._regions = self._regions[len(spans) - _REGIONS :]
-        self._ranges.read(Part(self._path, start, region) for start, region in regions)
+        self._ranges.read(FileRange(self._path, start, region) for start, region in regions)
         self._regions += regions

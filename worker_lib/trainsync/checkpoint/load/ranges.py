@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Part:
+class FileRange:
     """``into`` is filled with the bytes of the file ``path`` from ``start`` on."""
 
     path: str
@@ -95,7 +95,7 @@ class Ranges:
         """Give the memory back."""
         self._blocks.clear()
 
-    def read(self, parts: Iterable[Part]) -> None:
+    def read(self, parts: Iterable[FileRange]) -> None:
         """Fill each part."""
         parts = list(parts)
         self.prepare(part.path for part in parts)
@@ -112,8 +112,8 @@ class Ranges:
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _read(self, parts: Iterable[Part]) -> None:
-        windows: dict[tuple[str, int], list[Part]] = defaultdict(list)
+    def _read(self, parts: Iterable[FileRange]) -> None:
+        windows: dict[tuple[str, int], list[FileRange]] = defaultdict(list)
         for part in parts:
             if part.end > self.size(part.path):
                 raise CorruptCheckpointError(f"{part.path} has tensors beyond its end")
@@ -167,7 +167,7 @@ class Ranges:
         found = hasher.finish()
         return block_digests.of_one_block(entry.digest) if found is None else found
 
-    def _read_run(self, pieces: list[Part]) -> None:
+    def _read_run(self, pieces: list[FileRange]) -> None:
         """Read the blocks that the pieces lie in, which follow one another, and fill the pieces."""
         try:
             self._try_run(pieces)
@@ -175,7 +175,7 @@ class Ranges:
             _LOG.warning("%s; it is read again", error)
             self._try_run(pieces)
 
-    def _try_run(self, pieces: list[Part]) -> None:
+    def _try_run(self, pieces: list[FileRange]) -> None:
         path = pieces[0].path
         entry, blocks = self._entry(path), self._blocks[path]
         block = blocks.block
@@ -193,7 +193,7 @@ class Ranges:
                     path,
                 )
             for piece in pieces:  # while the core's cache has the block
-                _copy_overlap(Part(path, at, came), piece)
+                _copy_overlap(FileRange(path, at, came), piece)
 
     def _count(self, size: int) -> None:
         with self._lock:
@@ -217,7 +217,7 @@ class _BlockDiffersError(DifferentBytesError):
         self.path = path
 
 
-def _copy_overlap(block: Part, piece: Part) -> None:
+def _copy_overlap(block: FileRange, piece: FileRange) -> None:
     """Fill of ``piece`` what ``block`` has of it; other threads run meanwhile."""
     start, end = max(block.start, piece.start), min(block.end, piece.end)
     if start < end:
@@ -227,18 +227,18 @@ def _copy_overlap(block: Part, piece: Part) -> None:
         )
 
 
-def _cut(part: Part, window: int) -> Iterator[Part]:
+def _cut(part: FileRange, window: int) -> Iterator[FileRange]:
     """The pieces of a part in each window of the file."""
     start = part.start
     while start < part.end:
         end = min((start // window + 1) * window, part.end)
-        yield Part(part.path, start, part.into[start - part.start : end - part.start])
+        yield FileRange(part.path, start, part.into[start - part.start : end - part.start])
         start = end
 
 
-def _runs(pieces: Iterable[Part], block: int) -> Iterator[list[Part]]:
+def _runs(pieces: Iterable[FileRange], block: int) -> Iterator[list[FileRange]]:
     """The pieces of a window by runs of blocks: between two runs is a block that no piece needs."""
-    run: list[Part] = []
+    run: list[FileRange] = []
     end = 0
     for piece in sorted(pieces, key=lambda piece: piece.start):
         if run and piece.start // block > -(-end // block):

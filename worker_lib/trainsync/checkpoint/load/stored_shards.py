@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Final, cast
 import torch
 
 from trainsync.checkpoint.load.ranged_file import RangedFile
-from trainsync.checkpoint.load.ranges import Part, Ranges
+from trainsync.checkpoint.load.ranges import FileRange, Ranges
 from trainsync.checkpoint.load.reshard.files import AT_ONCE, Pair, in_pieces, is_plain, span
 from trainsync.checkpoint.load.reshard.shard_files import local_of, read_archive
 from trainsync.checkpoint.load.resume import Resume
@@ -81,7 +81,7 @@ class StoredShards:
 
     def copy(self, pairs: Iterable[Pair]) -> None:
         """See `ShardFiles`. Raises as `open`."""
-        parts: list[Part] = []
+        parts: list[FileRange] = []
         between: list[tuple[Pair, torch.Tensor]] = []
         size = 0
         for path, target, source in in_pieces(pairs):
@@ -90,12 +90,12 @@ class StoredShards:
             elif not source.numel():
                 continue
             elif _takes_bytes(target) and source.is_contiguous():
-                parts.append(Part(path, _start(source), _bytes_of(target)))
+                parts.append(FileRange(path, _start(source), _bytes_of(target)))
             else:
                 # Rows with gaps between them, or a target elsewhere: the bytes from the first
                 # element to the last are read, and copied from there.
                 held = torch.empty(span(source), dtype=torch.uint8, device="cpu")
-                parts.append(Part(path, _start(source), _bytes_of(held)))
+                parts.append(FileRange(path, _start(source), _bytes_of(held)))
                 between.append(((path, target, source), held))
                 size += held.nbytes
             if size >= AT_ONCE:
@@ -132,7 +132,7 @@ class StoredShards:
             if file.error is not None:
                 raise file.error from None  # torch has made another one of it, or none
 
-    def _fill(self, parts: list[Part], between: list[tuple[Pair, torch.Tensor]]) -> None:
+    def _fill(self, parts: list[FileRange], between: list[tuple[Pair, torch.Tensor]]) -> None:
         self._ranges.read(parts)
         for (_, target, source), held in between:
             target.copy_(held.view(source.dtype).as_strided(source.shape, source.stride(), 0))

@@ -14,7 +14,7 @@ from typing import Final
 
 from trainsync.checkpoint.rescue.finish import has_ended, is_wanted, rescue
 from trainsync.checkpoint.rescue.messages import KeptPart, PartKey, PartTold
-from trainsync.checkpoint.save.places.base import Place
+from trainsync.checkpoint.save.places.base import SavePlace
 from trainsync.storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
@@ -32,11 +32,11 @@ _LOOKS_PER_END: Final = 10
 Copies = Mapping[PartKey, KeptPart]
 
 
-def rescue_all(place_of: Callable[[str], Place], writer: str, told: Iterable[PartTold]) -> None:
+def rescue_all(place_of: Callable[[str], SavePlace], writer: str, told: Iterable[PartTold]) -> None:
     """Finish the parts of a rank that has died, and offer the copies that it had; never raises.
 
     Args:
-        place_of: the place in which a `Place.writer` goes on.
+        place_of: the place in which a `SavePlace.writer` goes on.
         writer: of the rank.
         told: what has not ended.
     """
@@ -73,7 +73,7 @@ def _leave_log() -> None:
 
 
 def offer(
-    place: Place,
+    place: SavePlace,
     copies: Copies,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -95,7 +95,7 @@ def offer(
         looks += 1
 
 
-def _due(place: Place, copies: Copies, *, looks_for_end: bool) -> tuple[Copies, set[PartKey]]:
+def _due(place: SavePlace, copies: Copies, *, looks_for_end: bool) -> tuple[Copies, set[PartKey]]:
     """The parts to write now, and those that nothing needs any more.
 
     Args:

@@ -11,8 +11,8 @@ from typing import Final
 
 from trainsync.checkpoint.memory.writing import FileInMemory
 from trainsync.checkpoint.rescue.messages import KeptPart, PartKey
-from trainsync.checkpoint.save.places.base import Place, SaveRecords
-from trainsync.checkpoint.save.places.uploading import Wanted
+from trainsync.checkpoint.save.places.base import SavePlace, SaveRecords
+from trainsync.checkpoint.save.places.uploading import OpenSaveCheck
 from trainsync.failpoints import failpoint
 from trainsync.storage.errors import SecondWriterError, StorageError
 from trainsync.storage.retry_limits import RetryLimits
@@ -28,7 +28,7 @@ _LOOK_SECONDS: Final = 2.0  # between two questions whether a save that is writt
 _THREADS: Final = 8
 
 
-def rescue(place: Place, parts: Mapping[PartKey, KeptPart | None]) -> None:
+def rescue(place: SavePlace, parts: Mapping[PartKey, KeptPart | None]) -> None:
     """Finish the parts of a process that has died, those of the newest step first; never raises.
 
     Args:
@@ -51,7 +51,7 @@ def rescue(place: Place, parts: Mapping[PartKey, KeptPart | None]) -> None:
             _fail(place, part, kept, error)
 
 
-def finish(place: Place, part: PartKey, kept: KeptPart) -> None:
+def finish(place: SavePlace, part: PartKey, kept: KeptPart) -> None:
     """Write the part's files from memory, and its receipt, unless the save lacks it no more.
 
     Raises:
@@ -67,8 +67,10 @@ def finish(place: Place, part: PartKey, kept: KeptPart) -> None:
     failpoint("rescue.finishing")
     (expected,) = kept.receipt.files
     with closing(FileInMemory(kept.file)) as memory:
-        wanted = Wanted(partial(has_ended, place.save(part.kind, part.step)), _LOOK_SECONDS)
-        produce = partial(memory.produce, check=wanted.check)
+        still_open = OpenSaveCheck(
+            partial(has_ended, place.save(part.kind, part.step)), _LOOK_SECONDS
+        )
+        produce = partial(memory.produce, check=still_open.check)
         entries = there.write_state(expected.path, produce, expected.bytes)
     if entries[0] != expected:
         raise ValueError(f"{kept.file} has changed in memory")
@@ -107,7 +109,7 @@ def has_ended(save: SaveRecords) -> bool:
     return save.outcome() is not None or not save.is_there()
 
 
-def _say(place: Place, part: PartKey, *, kept: bool) -> None:
+def _say(place: SavePlace, part: PartKey, *, kept: bool) -> None:
     """Say that the part's process has died, as far as that can be said."""
     participant = part.participant
     word = Rescue(component=participant.component, rank=participant.rank, kept=kept)
@@ -119,7 +121,7 @@ def _say(place: Place, part: PartKey, *, kept: bool) -> None:
         _log(part, error)
 
 
-def _fail(place: Place, part: PartKey, kept: KeptPart, error: Exception) -> None:
+def _fail(place: SavePlace, part: PartKey, kept: KeptPart, error: Exception) -> None:
     """Let nothing wait for the part any more."""
     receipt = kept.receipt
     failure = ParticipantFailure(

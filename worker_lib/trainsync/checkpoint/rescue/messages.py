@@ -50,8 +50,8 @@ class PartTold:
         change: ``began``: it is being saved. ``kept``: it is ``kept``. ``ended``: it has a receipt,
             or never will.
         part: the part that has changed.
-        copied_from: the `Place.writer` of another rank, which may be empty, of whose part a copy is
-            here; None: the part is the rank's own.
+        copied_from: the `SavePlace.writer` of another rank, which may be empty, of whose part a
+            copy is here; None: the part is the rank's own.
     """
 
     change: Literal["began", "kept", "ended"]
@@ -66,7 +66,7 @@ class AboutCopy:
 
     Attributes:
         receipt, attachments: see `KeptPart`.
-        writer: the `Place.writer` of the rank.
+        writer: the `SavePlace.writer` of the rank.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(

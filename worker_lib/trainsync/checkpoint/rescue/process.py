@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from trainsync.checkpoint.save.places.base import Place
+    from trainsync.checkpoint.save.places.base import SavePlace
 
 _CHUNK: Final = 1 << 20
 _IDLE_SECONDS: Final = 5.0
@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> None:
 
     Args:
         arguments: descriptors of the socket and of the rank's process (`os.pidfd_open`); where the
-            run's saves go, the attempt, the incarnation, and the rank's `Place.writer`.
+            run's saves go, the attempt, the incarnation, and the rank's `SavePlace.writer`.
     """
     connection, pidfd, where, attempt, incarnation, writer = arguments
     logging.basicConfig(
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> None:
         from trainsync.checkpoint.rescue.messages import decode
         from trainsync.checkpoint.save.places.opening import open_place
 
-        def place_of(writer: str) -> "Place":
+        def place_of(writer: str) -> "SavePlace":
             return open_place(where, int(attempt), incarnation, continues=writer or None)
 
         rescue_all(place_of, writer, [decode(line) for line in lines])

@@ -39,7 +39,7 @@ class Rescuer:
     Args:
         where: the directory or URL that the saves go to.
         attempt, incarnation: of this process.
-        writer: the `Place.writer` of this process.
+        writer: the `SavePlace.writer` of this process.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Rescuer:
         self._tell(PartTold(change="kept", part=part, kept=kept))
 
     def copied(self, part: PartKey, kept: KeptPart, writer: str) -> None:
-        """A copy of another rank's part, of that `Place.writer`, is whole in memory."""
+        """A copy of another rank's part, of that `SavePlace.writer`, is whole in memory."""
         self._tell(PartTold(change="kept", part=part, kept=kept, copied_from=writer))
 
     def ended(self, part: PartKey) -> None:

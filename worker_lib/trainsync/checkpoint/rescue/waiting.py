@@ -8,7 +8,7 @@ from typing import Final
 
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.rescue.finish import FINISH_SECONDS
-from trainsync.checkpoint.save.places.base import Place, SaveRecords
+from trainsync.checkpoint.save.places.base import SavePlace, SaveRecords
 from trainsync.storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _STEPS: Final = 3
 
 
 def await_rescue(
-    places: Iterable[Place],
+    places: Iterable[SavePlace],
     *,
     copies: bool = False,
     clock: Callable[[], float] = time.monotonic,
@@ -56,7 +56,7 @@ def await_rescue(
         logger.info("waited %.1f s for parts of processes that died", wait.seconds)
 
 
-def _in_flight(place: Place, kind: SaveKind) -> Iterator[SaveRecords]:
+def _in_flight(place: SavePlace, kind: SaveKind) -> Iterator[SaveRecords]:
     """The newest saves, the last one first."""
     for step in islice(place.registered(kind), _STEPS):
         yield place.save(kind, step)
@@ -67,7 +67,7 @@ class _Wait:
 
     def __init__(
         self,
-        places: list[Place],
+        places: list[SavePlace],
         copies: bool,
         clock: Callable[[], float],
         sleep: Callable[[float], None],

@@ -8,7 +8,7 @@ from typing import Final
 from trainsync.api.protocol import SaveKind, SaveState
 from trainsync.api.spec import UNREGISTERED_WARNING_SECONDS
 from trainsync.checkpoint.errors import NotRegisteredError
-from trainsync.checkpoint.save.places.base import Place, SaveRecords
+from trainsync.checkpoint.save.places.base import SavePlace, SaveRecords
 from trainsync.storage.errors import StorageError
 from trainsync.storage.saves import receipts
 
@@ -36,7 +36,7 @@ class MissingReport:
 
     def __init__(
         self,
-        place: Place,
+        place: SavePlace,
         kind: SaveKind,
         step: int,
         after: float = UNREGISTERED_WARNING_SECONDS,

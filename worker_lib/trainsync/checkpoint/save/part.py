@@ -21,7 +21,7 @@ WhenFull = Literal["wait", "skip"]
 
 
 @dataclass(frozen=True)
-class Part:
+class SavePart:
     """The part of a save that one call gives."""
 
     name: str

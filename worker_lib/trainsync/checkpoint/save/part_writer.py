@@ -24,9 +24,9 @@ from trainsync.checkpoint.rescue.messages import AboutCopy, KeptPart, PartKey, e
 from trainsync.checkpoint.rescue.rescuer import Rescuer
 from trainsync.checkpoint.save import ending
 from trainsync.checkpoint.save.files.dumping import dump
-from trainsync.checkpoint.save.part import Part
+from trainsync.checkpoint.save.part import SavePart
 from trainsync.checkpoint.save.permits import WritePermits
-from trainsync.checkpoint.save.places.base import Place, SaveRecords
+from trainsync.checkpoint.save.places.base import SavePlace, SaveRecords
 from trainsync.checkpoint.save.staging.staging import StagedState
 from trainsync.checkpoint.shard_names import shard_file_name
 from trainsync.failpoints import failpoint
@@ -93,8 +93,8 @@ class PartWriter:
     """
 
     monitor: MonitorClient
-    place: Place
-    part: Part
+    place: SavePlace
+    part: SavePart
     rank: int
     world_size: int
     known_failures: set[tuple[SaveKind, int]] = field(default_factory=set)

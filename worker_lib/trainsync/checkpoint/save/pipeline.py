@@ -25,9 +25,9 @@ from trainsync.checkpoint.errors import (
 )
 from trainsync.checkpoint.save import ending, part_writer
 from trainsync.checkpoint.save.background import BackgroundWrites
-from trainsync.checkpoint.save.part import Part, SavingOptions
+from trainsync.checkpoint.save.part import SavePart, SavingOptions
 from trainsync.checkpoint.save.part_writer import PartWriter, SaveCost
-from trainsync.checkpoint.save.places.base import Place
+from trainsync.checkpoint.save.places.base import SavePlace
 from trainsync.checkpoint.save.staging.area import StagingSlots, StateCopy
 from trainsync.checkpoint.save.staging.staging import StagedState
 from trainsync.checkpoint.save.state_dicts import state_dicts_of
@@ -63,7 +63,7 @@ class SavePipeline:
     def __init__(
         self,
         monitor: MonitorClient,
-        place: Place,
+        place: SavePlace,
         rank: int,
         world_size: int,
         options: SavingOptions,
@@ -90,7 +90,7 @@ class SavePipeline:
 
     # -- a save -----------------------------------------------------------------------------
 
-    def start(self, part: Part, overlapped: bool) -> bool:
+    def start(self, part: SavePart, overlapped: bool) -> bool:
         """See `CheckpointCoordinator.save_async`."""
         started = time.monotonic()
         self.lifetime.check_open(part.label)
@@ -141,7 +141,7 @@ class SavePipeline:
         self._write(save)
         self._start_report(save.writer, is_tolerated=save.writer.kind in self.tolerated)
 
-    def run(self, part: Part) -> bool:
+    def run(self, part: SavePart) -> bool:
         """See `CheckpointCoordinator.save_sync`."""
         started = time.monotonic()
         self.lifetime.check_open(part.label)
@@ -181,7 +181,7 @@ class SavePipeline:
 
     # -- its steps --------------------------------------------------------------------------
 
-    def _join(self, part: Part, *, overlapped: bool) -> bool | None:
+    def _join(self, part: SavePart, *, overlapped: bool) -> bool | None:
         """Join the save of the same state dict by this process, if there is one.
 
         Returns:
@@ -194,7 +194,7 @@ class SavePipeline:
             self._staging.note_joined(part)
         return joined
 
-    def _open(self, part: Part, started: float, *, in_caller: bool = False) -> _Save | None:
+    def _open(self, part: SavePart, started: float, *, in_caller: bool = False) -> _Save | None:
         """Take staging memory; None when the save is skipped, which `run` never does."""
         writer = self._writer(part, in_caller=in_caller)
         self._staging.check_step(part)
@@ -215,7 +215,7 @@ class SavePipeline:
             self._unwritten[id(save)] = writer
         return save
 
-    def _writer(self, part: Part, *, in_caller: bool) -> PartWriter:
+    def _writer(self, part: SavePart, *, in_caller: bool) -> PartWriter:
         return PartWriter(
             monitor=self._monitor,
             place=self._place,
@@ -378,7 +378,7 @@ class SavePipeline:
         self._watch.look()
         self.raise_failures()
 
-    def _wait_written(self, part: Part) -> None:
+    def _wait_written(self, part: SavePart) -> None:
         timeout = self._options.staging_timeout
         if busy := self.background.wait(timeout, part.name):
             raise SaveTimeoutError(f"{part.label} waited {timeout:g} s for {busy[0]} to be written")
@@ -388,7 +388,7 @@ class SavePipeline:
         self.background.raise_failures()
         self._watch.raise_failure()
 
-    def has_failed(self, part: Part) -> bool:
+    def has_failed(self, part: SavePart) -> bool:
         """Whether this process knows that the save of ``part`` has failed."""
         return (part.kind, part.step) in self._watch.known
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.save.background import BackgroundWrites
-from trainsync.checkpoint.save.part import Part
+from trainsync.checkpoint.save.part import SavePart
 from trainsync.monitor.client.base import MonitorClient
 
 
@@ -24,7 +24,7 @@ class Saves(Protocol):
         """Wait until overlapped copies are done."""
         ...
 
-    def has_failed(self, part: Part) -> bool:
+    def has_failed(self, part: SavePart) -> bool:
         """Whether it is known that the save of ``part`` has failed."""
         ...
 
@@ -45,14 +45,14 @@ class StateDicts:
         self._newest: dict[tuple[str, int], _Begun] = {}
         self._lock = threading.Lock()
 
-    def note(self, part: Part, rank: int, taken: bool, saves: Saves) -> None:
+    def note(self, part: SavePart, rank: int, taken: bool, saves: Saves) -> None:
         """``saves`` has begun a part, or skipped it. Only state dicts are remembered."""
         if part.kind is SaveKind.STATE_DICT:
             with self._lock:
                 self._newest[part.name, rank] = _Begun(part.step, taken, weakref.ref(saves))
 
     def join(
-        self, part: Part, rank: int, background: BackgroundWrites, copy_timeout: float | None
+        self, part: SavePart, rank: int, background: BackgroundWrites, copy_timeout: float | None
     ) -> bool | None:
         """Join the save of the same state dict.
 

@@ -30,7 +30,7 @@ from trainsync.storage.saves import pointers, receipts
 from trainsync.storage.saves.manifest import Manifest
 
 
-class Place(Protocol):
+class CheckpointPlace(Protocol):
     """What `ls`, `show` and `verify` ask; all may raise `OSError` and `StorageError`."""
 
     @property
@@ -87,7 +87,7 @@ class Place(Protocol):
         ...
 
 
-def open_place(text: str, options: StoreOptions) -> Place:
+def open_place(text: str, options: StoreOptions) -> CheckpointPlace:
     """The place that ``text`` names; ends the command when it is of no run.
 
     Raises:
@@ -142,34 +142,34 @@ class DirectoryPlace:
         self.name = str(run.root)
 
     def saves(self, step: int | None = None) -> list[InspectedSave]:
-        """See `Place`."""
+        """See `CheckpointPlace`."""
         return volume_saves.check_all_sizes(self.run, step)
 
     def around(self, step: int) -> list[InspectedSave]:
-        """See `Place`: all."""
+        """See `CheckpointPlace`: all."""
         del step
         return self.saves()
 
     def reports(
         self, saves: Sequence[InspectedSave], removed: Collection[int] | None = None
     ) -> list[SaveReport]:
-        """See `Place`."""
+        """See `CheckpointPlace`."""
         return reports.report(self.run, saves, removed)
 
     def pointer_findings(self, saves: Sequence[InspectedSave]) -> list[Finding]:
-        """See `Place`."""
+        """See `CheckpointPlace`."""
         return pointing.check_pointers(self.run, saves)
 
     def removals(self, saves: Sequence[InspectedSave], keep: int) -> list[int]:
-        """See `Place`."""
+        """See `CheckpointPlace`."""
         return prune_plan.choose(self.run, list(saves), keep)
 
     def chosen_step(self, text: str, kind: SaveKind | None) -> int:
-        """See `Place`."""
+        """See `CheckpointPlace`."""
         return chosen(self.name, lambda k: pointers.read_pointer(self.run, k), text, kind)
 
     def seconds(self, record: Manifest) -> float | None:
-        """See `Place`: while staging tells it."""
+        """See `CheckpointPlace`: while staging tells it."""
         staged = self.run.save(record.attempt, record.incarnation, record.kind, record.step)
         try:
             registered = receipts.read_registration(staged).created_at
@@ -178,22 +178,22 @@ class DirectoryPlace:
         return max((record.created_at - registered).total_seconds(), 0.0)
 
     def bytes_to_read(self, saves: Sequence[InspectedSave]) -> int:
-        """See `Place`."""
+        """See `CheckpointPlace`."""
         return volume_saves.bytes_to_read(saves)
 
     def check_digests(
         self, saves: Sequence[InspectedSave], threads: int, on_bytes: Callable[[int], None]
     ) -> list[InspectedSave]:
-        """See `Place`."""
+        """See `CheckpointPlace`."""
         return volume_saves.check_digests(self.run, saves, threads=threads, on_bytes=on_bytes)
 
     def kept(self, save: InspectedSave) -> Mapping[str, Kept]:
-        """See `Place`: none."""
+        """See `CheckpointPlace`: none."""
         del save
         return {}
 
     def beside(self, saves: Sequence[InspectedSave], step: int | None) -> list[Finding]:
-        """See `Place`."""
+        """See `CheckpointPlace`."""
         if step is not None:
             return leftovers.in_steps(self.run, saves, step)
         return [
@@ -214,13 +214,13 @@ class StorePlace:
         self._found: dict[tuple[SaveKind, int], StoredSave] = {}
 
     def saves(self, step: int | None = None) -> list[InspectedSave]:
-        """See `Place`."""
+        """See `CheckpointPlace`."""
         found = inspecting.check_all_sizes(self.bucket, step)
         self._found |= {(one.save.kind, one.save.step): one for one in found}
         return [one.save for one in found]
 
     def around(self, step: int) -> list[InspectedSave]:
-        """See `Place`: each other one would be two requests more."""
+        """See `CheckpointPlace`: each other one would be two requests more."""
         return self.saves(step)
 
     def stored(self, saves: Sequence[InspectedSave]) -> list[StoredSave]:
@@ -234,41 +234,41 @@ class StorePlace:
     def reports(
         self, saves: Sequence[InspectedSave], removed: Collection[int] | None = None
     ) -> list[SaveReport]:
-        """See `Place`."""
+        """See `CheckpointPlace`."""
         return reports.report_on(saves, inspecting.targets(self.bucket), {}, removed)
 
     def pointer_findings(self, saves: Sequence[InspectedSave]) -> list[Finding]:
-        """See `Place`."""
+        """See `CheckpointPlace`."""
         return inspecting.check_pointers(self.bucket, saves)
 
     def removals(self, saves: Sequence[InspectedSave], keep: int) -> list[int]:
-        """See `Place`."""
+        """See `CheckpointPlace`."""
         return removal.choose(self.bucket, self.stored(saves), keep)
 
     def chosen_step(self, text: str, kind: SaveKind | None) -> int:
-        """See `Place`."""
+        """See `CheckpointPlace`."""
         return chosen(self.name, lambda k: commits.read_pointer(self.bucket, k), text, kind)
 
     def seconds(self, record: Manifest) -> float | None:
-        """See `Place`: a store does not know."""
+        """See `CheckpointPlace`: a store does not know."""
         del record
         return None
 
     def bytes_to_read(self, saves: Sequence[InspectedSave]) -> int:
-        """See `Place`."""
+        """See `CheckpointPlace`."""
         return inspecting.bytes_to_read(self.stored(saves))
 
     def check_digests(
         self, saves: Sequence[InspectedSave], threads: int, on_bytes: Callable[[int], None]
     ) -> list[InspectedSave]:
-        """See `Place`."""
+        """See `CheckpointPlace`."""
         checked = inspecting.check_digests(
             self.bucket, self.stored(saves), threads=threads, on_bytes=on_bytes
         )
         return [one.save for one in checked]
 
     def kept(self, save: InspectedSave) -> Mapping[str, Kept]:
-        """See `Place`."""
+        """See `CheckpointPlace`."""
         (found,) = self.stored([save])
         if (stored := found.stored) is None:
             return {}
@@ -282,7 +282,7 @@ class StorePlace:
         return kept
 
     def beside(self, saves: Sequence[InspectedSave], step: int | None) -> list[Finding]:
-        """See `Place`."""
+        """See `CheckpointPlace`."""
         unlisted = inspecting.unlisted_findings(self.bucket, self.stored(saves))
         if step is not None:
             return [finding for finding in unlisted if finding.step == step]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from trainsync.api.protocol import SaveKind
-from trainsync.cli.checkpoints.places import DirectoryPlace, Place
+from trainsync.cli.checkpoints.places import CheckpointPlace, DirectoryPlace
 from trainsync.storage.inspect.findings import Code
 from trainsync.storage.inspect.saves import InspectedSave
 
@@ -12,7 +12,7 @@ JUDGED_BY_SIZE: Final = "saves were judged by the sizes of their files"
 _ONLY_BY_READING: Final = (Code.DIGEST, Code.UNREADABLE)
 
 
-def of_damaged_targets(place: Place, saves: Sequence[InspectedSave]) -> Iterator[str]:
+def of_damaged_targets(place: CheckpointPlace, saves: Sequence[InspectedSave]) -> Iterator[str]:
     """A sentence for each of ``saves`` that is damaged and named by the pointer of its kind."""
     for report in place.reports(saves):
         save = report.save
@@ -20,7 +20,7 @@ def of_damaged_targets(place: Place, saves: Sequence[InspectedSave]) -> Iterator
             yield _remedy(place, save)
 
 
-def _remedy(place: Place, save: InspectedSave) -> str:
+def _remedy(place: CheckpointPlace, save: InspectedSave) -> str:
     codes = {finding.code for finding in save.findings}
     needs_reading = codes <= set(_ONLY_BY_READING)
     digest = "--digest " if needs_reading else ""

@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from trainsync.api.base import format_time
 from trainsync.api.words import clean
 from trainsync.cli.checkpoints import reports
-from trainsync.cli.checkpoints.places import Place, open_place
+from trainsync.cli.checkpoints.places import CheckpointPlace, open_place
 from trainsync.cli.checkpoints.reports import Kept, SaveReport
 from trainsync.cli.options import (
     LATEST,
@@ -72,7 +72,7 @@ def show(
         raise typer.Exit(DAMAGED)
 
 
-def _details(place: Place, report: SaveReport) -> dict[str, Any]:
+def _details(place: CheckpointPlace, report: SaveReport) -> dict[str, Any]:
     if report.save.committed is None:
         return {"runUid": None, "participants": [], "fileList": [], "keptBytes": 0, "seconds": None}
     record = report.save.committed.manifest
@@ -97,7 +97,7 @@ def _details(place: Place, report: SaveReport) -> dict[str, Any]:
     }
 
 
-def _print(place: Place, report: SaveReport) -> None:
+def _print(place: CheckpointPlace, report: SaveReport) -> None:
     console = stdout()
     console.print(f"{report.save.kind.value} of step {report.save.step}", style="bold")
     if report.save.committed is None:

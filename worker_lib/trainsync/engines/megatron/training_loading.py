@@ -11,7 +11,7 @@ from trainsync.checkpoint.errors import CorruptCheckpointError, StateMismatchErr
 from trainsync.checkpoint.load.reshard.shard_files import Component
 from trainsync.checkpoint.megatron_shards import (
     MegatronShards,
-    Wanted,
+    WantedBox,
     describe,
     is_megatron,
     require,
@@ -258,14 +258,14 @@ def _begin(optimizer: Any, names: Sequence[str]) -> None:
             inner.state[weight][_STEP] = torch.zeros((), dtype=torch.float32)
 
 
-def _wanted(live: Sequence[OptimizerShard], names: Sequence[str]) -> Iterator[Wanted]:
+def _wanted(live: Sequence[OptimizerShard], names: Sequence[str]) -> Iterator[WantedBox]:
     """The saved boxes of what a rank's optimizer has."""
     for piece in live:
         for region in piece.regions:
             yield from _boxes(region, names)
 
 
-def _boxes(region: Region, names: Sequence[str]) -> Iterator[Wanted]:
+def _boxes(region: Region, names: Sequence[str]) -> Iterator[WantedBox]:
     """The boxes of a region in the global tensors of these names."""
     for name in names:
         yield f"{PREFIX}{name}.{region.tensor.key}", region.start, region.size

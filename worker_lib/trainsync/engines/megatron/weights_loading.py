@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from trainsync.checkpoint.load.reshard.shard_files import Component
-from trainsync.checkpoint.megatron_shards import MegatronShards, Wanted, require
+from trainsync.checkpoint.megatron_shards import MegatronShards, WantedBox, require
 from trainsync.engines.megatron.layout import ParallelLayout
 from trainsync.engines.megatron.state import live_tensors, refuse_copies
 from trainsync.engines.megatron.step_shards import StepShards
@@ -81,7 +81,7 @@ class WeightsLoad:
         return paths
 
 
-def _wanted(tensor: Any) -> Wanted:
+def _wanted(tensor: Any) -> WantedBox:
     """The box of a live tensor in its global tensor."""
     leading: int = tensor.prepend_axis_num
     size = (1,) * leading + tuple(tensor.local_shape)

@@ -149,7 +149,7 @@ class PartPlace(Protocol):
         ...
 
 
-class Place(Protocol):
+class SavePlace(Protocol):
     """Where all saves of one attempt's incarnation go."""
 
     @property

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trainsync.checkpoint.save.places.base import Place
+from trainsync.checkpoint.save.places.base import SavePlace
 from trainsync.checkpoint.save.places.store import StorePlace
 from trainsync.checkpoint.save.places.volume import VolumePlace
 from trainsync.storage.layout import RunDirectory
@@ -17,12 +17,12 @@ def open_place(
     *,
     incremental: bool = False,
     continues: str | None = None,
-) -> Place:
+) -> SavePlace:
     """The place; credentials of a store are the environment's.
 
     Args:
         incremental: states that have not changed since the newest commit are not written again.
-        continues: the `Place.writer` of a process that has died, whose parts are finished.
+        continues: the `SavePlace.writer` of a process that has died, whose parts are finished.
 
     Raises:
         StoreUrlError: a URL, and of no store that can be opened.

@@ -32,7 +32,7 @@ from trainsync.checkpoint.save.places.unchanged import (
     compare,
     may_share,
 )
-from trainsync.checkpoint.save.places.uploading import DigestingUpload, Wanted
+from trainsync.checkpoint.save.places.uploading import DigestingUpload, OpenSaveCheck
 from trainsync.failpoints import failpoint
 from trainsync.storage import block_digests
 from trainsync.storage.errors import DamagedFileError, StorageError, UnsafePathError
@@ -85,7 +85,7 @@ class StorePart:
         self._records = StoredRecords(self._bucket, *owner, kind, step)
         # A failure is not waited for: the monitor hears of it, too.
         self._at_once = StoredRecords(bucket, *owner, kind, step)
-        self._wanted = Wanted(lambda: self._at_once.outcome() is not None)
+        self._still_open = OpenSaveCheck(lambda: self._at_once.outcome() is not None)
         self._owner = owner
         self._step = step
         self._participant = participant
@@ -362,7 +362,7 @@ class StorePart:
         size: int,
         own: Blocks | None = None,
     ) -> tuple[FileEntry, block_digests.BlockDigests | None]:
-        upload = Upload(self._bucket, self._key(self._number, path), size, self._wanted.check)
+        upload = Upload(self._bucket, self._key(self._number, path), size, self._still_open.check)
         file = DigestingUpload(upload, own)
         try:
             try:
@@ -390,7 +390,7 @@ def _put(data: bytes, file: BinaryIO) -> None:
 
 
 class StorePlace:
-    """See `Place`.
+    """See `SavePlace`.
 
     Args:
         incremental: what has not changed of checkpoints' states is not written again.
@@ -406,11 +406,11 @@ class StorePlace:
 
     @property
     def writer(self) -> str | None:
-        """See `Place`."""
+        """See `SavePlace`."""
         return None
 
     def save(self, kind: SaveKind, step: int) -> StoredRecords:
-        """See `Place`."""
+        """See `SavePlace`."""
         return StoredRecords(self._bucket, *self._owner, kind, step)
 
     def part(
@@ -420,7 +420,7 @@ class StorePlace:
         participant: Participant,
         retry_limits: RetryLimits | None = None,
     ) -> StorePart:
-        """See `Place`."""
+        """See `SavePlace`."""
         # State dicts are superseded, so no other save names their objects.
         known = self._known if kind is SaveKind.CHECKPOINT else None
         return StorePart(
@@ -428,5 +428,5 @@ class StorePlace:
         )
 
     def registered(self, kind: SaveKind) -> Iterator[int]:
-        """See `Place`."""
+        """See `SavePlace`."""
         return records.registered(self._bucket, *self._owner, kind)

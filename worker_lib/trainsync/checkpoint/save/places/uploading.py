@@ -18,8 +18,8 @@ ASK_SECONDS: Final = 30.0
 """Between two questions whether a save that is uploaded has ended; each is a request."""
 
 
-class Wanted:
-    """Whether what is written is of use still. For one thread.
+class OpenSaveCheck:
+    """Checks at intervals that the save is still open while its files are written. For one thread.
 
     Args:
         has_ended: asks the store or the volume whether the save has.

@@ -172,7 +172,7 @@ class VolumePart:
 
 
 class VolumePlace:
-    """See `Place`.
+    """See `SavePlace`.
 
     Args:
         incremental: states of checkpoints that have not changed are not written again.
@@ -196,11 +196,11 @@ class VolumePlace:
 
     @property
     def writer(self) -> str | None:
-        """See `Place`."""
+        """See `SavePlace`."""
         return self._claims.id
 
     def save(self, kind: SaveKind, step: int) -> VolumeRecords:
-        """See `Place`."""
+        """See `SavePlace`."""
         return VolumeRecords(self._directory(kind, step))
 
     def part(
@@ -210,14 +210,14 @@ class VolumePlace:
         participant: Participant,
         retry_limits: RetryLimits | None = None,
     ) -> VolumePart:
-        """See `Place`. A volume that is away keeps the call, or refuses it at once."""
+        """See `SavePlace`. A volume that is away keeps the call, or refuses it at once."""
         del retry_limits
         # State dicts are superseded, directory and all, and are read by name meanwhile.
         links = self._links if kind is SaveKind.CHECKPOINT else None
         return VolumePart(self._directory(kind, step), kind, step, participant, self._claims, links)
 
     def registered(self, kind: SaveKind) -> Iterator[int]:
-        """See `Place`."""
+        """See `SavePlace`."""
         return scan.registered(self._run, self._attempt, self._incarnation, kind)
 
     def _directory(self, kind: SaveKind, step: int) -> SaveDirectory:

@@ -16,7 +16,7 @@ import torch
 
 from trainsync.api.protocol import SaveKind
 from trainsync.checkpoint.errors import SaveTimeoutError, StepNotIncreasingError
-from trainsync.checkpoint.save.part import Part, SavingOptions
+from trainsync.checkpoint.save.part import SavePart, SavingOptions
 from trainsync.checkpoint.save.staging.overlap import Guards, PendingCopy
 from trainsync.checkpoint.save.staging.staging import StagedState, Staging, begin
 
@@ -79,7 +79,7 @@ class StagingSlots:
         self._last_step: dict[tuple[str, SaveKind], int] = {}
         self._skipped_step: dict[SaveKind, int] = {}
 
-    def check_step(self, part: Part) -> None:
+    def check_step(self, part: SavePart) -> None:
         """Raises `StepNotIncreasingError`: ``part`` does not come after the last of its name."""
         last = self._last_step.get((part.name, part.kind))
         if last is not None and part.step <= last:
@@ -89,12 +89,12 @@ class StagingSlots:
             )
         self._last_step[part.name, part.kind] = part.step
 
-    def note_joined(self, part: Part) -> None:
+    def note_joined(self, part: SavePart) -> None:
         """The part is saved already; the next one of its name must be newer."""
         last = self._last_step.get((part.name, part.kind), part.step)
         self._last_step[part.name, part.kind] = max(last, part.step)
 
-    def slot(self, part: Part, *, may_skip: bool) -> int | None:
+    def slot(self, part: SavePart, *, may_skip: bool) -> int | None:
         """A slot of staging memory, for `release`; None: the part is to be skipped.
 
         When one component is skipped, the others of that save are skipped too, even when there is

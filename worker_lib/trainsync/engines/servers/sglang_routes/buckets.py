@@ -11,7 +11,7 @@ BUCKET_BYTES: Final = 256 << 20
 
 
 @dataclass(frozen=True)
-class Part:
+class PackedTensor:
     """A tensor in a bucket; ``offset`` and ``size`` in bytes."""
 
     name: str
@@ -25,7 +25,7 @@ class Part:
 class TensorBucket:
     """Tensors one behind the other: those of larger elements first, so that each is aligned."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[PackedTensor, ...]
 
     @property
     def size(self) -> int:
@@ -64,6 +64,6 @@ def in_buckets(tensors: Mapping[str, torch.Tensor], most: int) -> list[TensorBuc
 def _bucket(tensors: Mapping[str, torch.Tensor]) -> TensorBucket:
     parts, offset = [], 0
     for name, tensor in sorted(tensors.items(), key=lambda named: -named[1].itemsize):
-        parts.append(Part(name, tensor.dtype, tuple(tensor.shape), offset, tensor.nbytes))
+        parts.append(PackedTensor(name, tensor.dtype, tuple(tensor.shape), offset, tensor.nbytes))
         offset += tensor.nbytes
     return TensorBucket(tuple(parts))
