@@ -15,7 +15,7 @@ from tests.unit.tracing.receiver import Span, receiving
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
 
 CONFIG = Config(steps=3, digits=2, hidden_size=32, layers=1, base_steps=4, base_batch=16, prompts=8)
-# What each step has; see `trainsync.tracing`.
+# What each step has; see `trainsync.tracing.steps`.
 EACH_STEP = {"rl.loop", "rl.train", "rl.sample", "rl.reward", "trainsync.wait", "trainsync.save"}
 
 

@@ -230,7 +230,7 @@ class RunDirectory:
 
     @cached_property
     def account(self) -> Path:
-        """Where the run's seconds went; see `trainsync.monitor.account`."""
+        """Where the run's seconds went; see `trainsync.monitor.account.account`."""
         return self.root / INTERNAL / "ACCOUNT.json"
 
     @cached_property

@@ -1,4 +1,11 @@
-"""Records what happened in a step, and does nothing at all where no endpoint is set."""
+"""Records what happened in a step, and does nothing at all where no endpoint is set.
+
+Names follow the draft of OpenTelemetry's semantic conventions for reinforcement learning
+(https://github.com/open-telemetry/semantic-conventions-genai/issues/88): ``rl.loop`` (a step),
+``rl.sample``, ``rl.reward``, ``rl.train``, ``rl.sync``. What the draft has no name for begins with
+``trainsync.``: ``save`` with ``save.stage``, ``save.write`` and ``save.commit``, ``take`` and
+``wait``.
+"""
 
 import atexit
 import logging

@@ -2,6 +2,9 @@
 
 Nothing here fails a save, or makes the trainer wait: it runs in the thread that writes the file to
 the volume or the store, and what goes wrong ends the keeping of that file, with a line in the log.
+
+A save writes each shard file to the volume or the store and, when the run keeps checkpoints in
+memory, also into a memory file system, whose files outlive the process and go with the pod.
 """
 
 import fcntl

@@ -1,5 +1,9 @@
 """The files that one load reads: which of them lie in memory, whole; the rest is on the volume, or
-in the store."""
+in the store.
+
+No name is trusted: what a load takes from memory has the size and the digest that the manifest of
+the committed step says. Anything else is as if it were not there.
+"""
 
 import logging
 import os

@@ -3,7 +3,14 @@
 It is no child of the rank, as Ray and others kill those with it, and no thread, which dies with it.
 It holds no memory but its own: the parts are files, which stay when the rank has gone.
 
+    rank: shard file in memory → told to the process → volume or store → receipt
+    rank dies between → the process writes the rest of it, as the very same save
+
+So a save that all ranks had in memory is committed, although they were killed. Where a pod is lost
+with that process, the process of the rank's neighbour writes the part from its copy, once asked.
+
 Only the standard library is imported at first: most ranks live on, or end with nothing unfinished.
+Nothing of this package imports torch: the process is small, and starts fast.
 """
 
 import json

@@ -1,4 +1,21 @@
-"""The driver of a server: the same calls for every kind of server."""
+"""The driver of a server: the same calls for every kind of server.
+
+Use in place of an agent, on the server's host, as its user::
+
+    area = StagingArea()  # of trainsync.weights.staging.area: in /dev/shm; or StagingArea(folder)
+    server = VLLMServer("http://127.0.0.1:8000")  # pause="keep"
+    prover = ServerProver(server)  # of `proving`; one for each server process
+    update = server.update(7, area.stage(7, state_dict))
+    update.pause_seconds, server.version()  # how long nothing was generated; 7
+    # of trainsync.weights.proof.record; None: the version was saved without a proof
+    if (proof := read_proof(directory, manifest)) is not None:
+        verdict = prover.prove(proof)  # Proven, or Refuted(reason, canary, off)
+
+After `UpdateRefusedError` (the staged version is gone, torn or of another model) the server serves
+the weights that it had. After `ServerPausedError`, or when the program died in an update, it is
+paused until an update succeeds. For another folder than /dev/shm, set TRAINSYNC_STAGING_MEMORY for
+the server.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,8 @@
 """Removes from a store what is over: records of ended saves, steps by retention, and orphans.
 
 Objects of an incarnation that is not in force can go at once: it can commit nothing any more (see
-`trainsync.storage.objects.live`). A copy's objects are left to ``trainsync checkpoints prune``.
+`trainsync.storage.objects.live.term`). A copy's objects are left to ``trainsync checkpoints
+prune``.
 """
 
 import logging

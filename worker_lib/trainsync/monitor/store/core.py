@@ -1,6 +1,9 @@
 """`StoreCore`: ledger, store and clock behind plain synchronous methods.
 
 One thread owns a core (see `trainsync.monitor.commit.core_thread`), so it needs no locks.
+
+It has no account but in a pod. State dicts of steps that are trained again are superseded; readers
+have no leases, so each one stays for as long as a reader may be at it.
 """
 
 import logging

@@ -1,4 +1,9 @@
-"""Ranks that load fetch from one another's memory what lies in that of another pod."""
+"""Ranks that load fetch from one another's memory what lies in that of another pod.
+
+The step is the one that the monitor named, the same for all ranks, and a file counts only with the
+digest that the step's manifest has. So it does not matter which process sent a file, or how old the
+copy is.
+"""
 
 import json
 import logging

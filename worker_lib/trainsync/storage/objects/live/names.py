@@ -1,4 +1,10 @@
-"""Keys of the records of a run that saves into the store; docs/dev/contracts.md has the picture."""
+"""Keys of the records of a run that saves into the store; docs/dev/contracts.md has the picture.
+
+What participants say lies below ``run/saves/<attempt>-<incarnation>/``: each record is put once, by
+one writer. The monitor lists that folder alone, and empties it as saves end. Shards lie beside
+those of copies, in folders named ``run-…``, of which those of attempts that are over can go at
+once.
+"""
 
 import re
 from typing import Final

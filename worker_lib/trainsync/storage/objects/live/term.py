@@ -1,4 +1,16 @@
-"""The term: the attempt in force, and the monitor that may commit; see the package."""
+"""The term: the attempt in force, and the monitor that may commit.
+
+Nobody holds a lock in a store. Two conditional puts decide who may commit:
+
+- ``run/TERM.json`` names the attempt in force, its incarnations, and the one monitor that may
+  commit. A claim, or another monitor, replaces it (`If-Match`); from then on whatever the monitor
+  before tries to replace is refused (412).
+- A monitor first replaces it with its *intent*, the whole manifest, then reserves the manifest's
+  key by a mark, sees that the term is still its own, puts the manifest in the mark's place
+  (`If-Match`), and moves the pointer. Who takes the term finishes the intent it finds, and the mark
+  is gone: so a put that is late is refused, also when the step was removed since, and an attempt
+  that is over commits nothing.
+"""
 
 import logging
 from collections.abc import Callable, Mapping

@@ -9,6 +9,17 @@ The handshake proves to each side, over both sides' nonces and over its whole fr
 one knows the attempt's secret, so that no recording and no altered frame passes. Until then frames
 are short, and are not acted upon. Later frames are neither encrypted nor signed: this is for a
 network that does not alter bytes.
+
+A frame is 4 bytes of length (big-endian) and a JSON object with ``kind``::
+
+    trainer   challenge {nonce}
+    explorer  hello {name, started, seen_attempt, attempt, version, schema, port, group, nonce,
+                     proof}
+    trainer   welcome {attempt, proof}, or refused {cause}
+
+The proof is HMAC-SHA256(token, JSON[role, trainer's nonce, explorer's nonce, frame without proof]).
+Then come ``prepare``, ``receive``, ``laid``, ``flip``, ``answer`` and ``beat``: ``receive`` names
+the way (``chain`` and ``next``; ``group``; ``segment``; ``base`` of a delta).
 """
 
 import contextlib

@@ -1,4 +1,10 @@
-"""An explorer's side of the pool: objects from another explorer, or else from the store."""
+"""An explorer's side of the pool: objects from another explorer, or else from the store.
+
+One explorer reads an object from the store and puts it into Ray's object store; the others get it
+from there: in the same node's memory, or over Ray's transfers between nodes. Nothing depends on it:
+an explorer that gets no object this way within half of its time, or gets other bytes, reads the
+store.
+"""
 
 import logging
 import threading
