@@ -36,7 +36,7 @@ def aborted_error(message: str, cause: str) -> SaveAbortedError:
 
 
 class UnsupportedPlaceError(CheckpointError):
-    """What is asked for needs a volume, and the run's checkpoints are in a store."""
+    """The call needs a volume, and the run's checkpoints are in a store."""
 
 
 class NotRegisteredError(CheckpointError):

@@ -226,7 +226,7 @@ class MegatronShards:
         return large_pages(torch.empty(shape, dtype=tensor.dtype, device="cpu"))
 
     def _parts(self, key: str, start: Sequence[int], size: Sequence[int]) -> "list[_Part]":
-        """What the ranks have of a box. Raises `NotAllSavedError`."""
+        """The ranks' parts of a box. Raises `NotAllSavedError`."""
         tensor = self.tensors[key]
         parts, filled = [], 0
         for rank, box in tensor.nearest(start):
@@ -254,7 +254,7 @@ class MegatronShards:
         return self.read(*self.whole_box(key, index))
 
     def whole_box(self, key: str, index: tuple[int, ...]) -> WantedBox:
-        """What `whole` reads."""
+        """The box that `whole` reads."""
         tensor = self.tensors[key]
         rest = tensor.shape[tensor.leading :]
         return key, (*index, *(0 for _ in rest)), (*(1 for _ in index), *rest)
@@ -305,7 +305,7 @@ _Slices = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class _Part:
-    """What a rank has of a box: its elements, and where in the box they belong."""
+    """A rank's part of a box: its elements, and where in the box they belong."""
 
     rank: int
     data: torch.Tensor

@@ -206,8 +206,11 @@ class TrackedLoader(Generic[T]):
         logger.info("epoch %d is dealt out: %d batches", epoch, number)
 
     def _rewind(self, first: int) -> int:
-        """Set the loader to where the pass begins, as far as it can be; returns the number of the
-        batch that it gives next."""
+        """Restore the loader's state at the start of the pass, if it keeps any.
+
+        Returns:
+            Number of the batch that it gives next.
+        """
         restore, self._restore = self._restore, None
         if self._stateful and restore is not None:
             self._loader.load_state_dict(restore)  # type: ignore[attr-defined]

@@ -123,9 +123,10 @@ class Children:
         reads: Reads,
         made: Object,
     ) -> None:
-        """Build a new RayCluster anew at once if Kueue has taken it though the run has no queue.
+        """Rebuild a new RayCluster at once if Kueue manages it although the run has no queue.
 
-        Once it is admitted, its pods do not change. A write between the two leaves it as it is.
+        Pods of an admitted cluster cannot be changed. A cluster that was written to meanwhile stays
+        as it is.
         """
         if run.queue_name is not None or not queue.manages(made):
             return

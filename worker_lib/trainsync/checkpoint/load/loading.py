@@ -226,7 +226,7 @@ class _RankLoad:
 
     @property
     def bytes(self) -> LoadedBytes:
-        """What this rank has read so far."""
+        """Progress of this rank's reads."""
         return self._files.bytes(self.paths)
 
     def result(self, with_optimizer: bool) -> Loaded:

@@ -85,7 +85,7 @@ class Resume:
                 data = (self.path / path).read_bytes()
             state: dict[str, Any] = json.loads(data)
         except StoreUnavailableError:
-            raise  # it says nothing of the checkpoint
+            raise  # an outage is no damage
         except (OSError, StorageError, ValueError) as error:
             raise self.damaged(str(error)) from error
         return state

@@ -85,7 +85,7 @@ class Follower(Protocol):
 
 
 class KeptShards:
-    """What this process keeps in memory. Thread-safe.
+    """Files that this process keeps in memory. Thread-safe.
 
     Args:
         shared: where the commits are looked up.

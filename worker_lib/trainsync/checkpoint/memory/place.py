@@ -77,7 +77,7 @@ class MemoryPlace:
                 _check_own(directory)
 
     def files(self) -> Iterator["KeptName"]:
-        """What is kept and being written; nothing when there is no such directory.
+        """Files that are kept or being written; none where there is no such directory.
 
         Raises:
             OSError: the directory is not this user's alone.

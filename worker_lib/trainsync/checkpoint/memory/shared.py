@@ -1,4 +1,4 @@
-"""What processes that keep shards share: commits, a key, and where each process is.
+"""Records that processes which keep shards share: commits, a key, and where each process is.
 
 It lies where the run's checkpoints do, on their volume or in their store. In a store a process asks
 for a listing with each save; with copies for two, and for one more with each file that it copies.
@@ -25,7 +25,7 @@ _KIND: Final = SaveKind.CHECKPOINT
 _LIMITS: Final = Limits(
     connect_seconds=5.0, call_seconds=10.0, retries=2, retry_seconds=10.0, pause_seconds=5.0
 )
-"""What is extra does not hold a save up for long while the store is away."""
+"""Short, so that copies do not delay a save while the store is away."""
 
 
 class Shared(Protocol):

@@ -72,7 +72,7 @@ class HuggingFaceNames:
             MergeError: mbridge does not know it.
         """
         if key in _VOCABULARY:
-            weight = weight[: self._config.vocab_size]  # the rest fills it up for even shards
+            weight = weight[: self._config.vocab_size]  # the rest is padding for even shards
         name = _megatron_name(key, index)
         candidates = [name]
         if name.endswith(_FUSED_NORM):

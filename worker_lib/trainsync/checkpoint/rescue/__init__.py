@@ -1,4 +1,4 @@
-"""What a rank has in memory when it dies is written by a small process that outlives the rank.
+"""A small process outlives each rank, and writes what the rank had in memory when it died.
 
 Begin at `rescuer` (of the rank); `process` is the other side of the socket, `messages` what goes
 through, `finish` writes a part, and `waiting` lets a restart wait for parts that are on their way.

@@ -1,6 +1,6 @@
-"""What a rank tells the process that outlives it: a line of JSON for each change of a part. Pure.
+"""A rank's messages to the process that outlives it: a line of JSON for each change of a part.
 
-And what a rank tells a neighbour beside a copy of a part. Processes of an attempt are of one
+Also its message to a neighbour beside a copy of a part. Pure. Processes of an attempt are of one
 release, so nothing of that has a version.
 """
 
@@ -62,7 +62,7 @@ class PartTold:
 
 @dataclass(frozen=True, kw_only=True)
 class AboutCopy:
-    """What a rank's neighbour must know to write the rank's part from a copy of its state.
+    """Facts that a neighbour needs to write the rank's part from a copy of its state.
 
     Attributes:
         receipt, attachments: see `KeptPart`.
@@ -98,5 +98,5 @@ def decode_about(data: bytes) -> AboutCopy:
 
 
 def decode(line: bytes) -> PartTold:
-    """What a line says. Raises `ValueError`: it is no line of ours."""
+    """Inverse of `encode`. Raises `ValueError`: it is no line of ours."""
     return _TOLD.validate_json(line)

@@ -93,7 +93,7 @@ class Lines:
         self._rest = bytearray()
 
     def take(self, data: bytes) -> list[bytes]:
-        """What has become whole."""
+        """Lines that ``data`` has completed."""
         first, *more = data.split(b"\n")
         self._rest += first
         if not more:

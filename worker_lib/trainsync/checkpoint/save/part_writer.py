@@ -274,7 +274,7 @@ class PartWriter:
             self._in_memory = FileInMemory(sealed.path)
 
     def _about(self, cost: SaveCost, started: float, sealed: SealedFile) -> bytes:
-        """What a neighbour must know to write the part from its copy of the file."""
+        """Facts that a neighbour needs to write the part from its copy of the file."""
         receipt = self._receipt([self._entry(sealed)], cost, time.monotonic() - started, 0.0)
         writer = self.place.writer or ""
         return encode_about(AboutCopy(receipt=receipt, attachments=self._small, writer=writer))

@@ -16,7 +16,7 @@ from trainsync.monitor.client.base import MonitorClient
 
 
 class Saves(Protocol):
-    """A `SavePipeline`, as far as it is needed here."""
+    """The calls of `SavePipeline` that this module needs."""
 
     background: BackgroundWrites
 

@@ -141,7 +141,7 @@ class _Lead:
             )
         except (StoreError, DamagedFileError) as error:
             raise WeightsUnavailableError(f"weights cannot be published: {error}") from error
-        prepare(_COMPILE_SECONDS, compact=True)  # else the first delta waits for it past its time
+        prepare(_COMPILE_SECONDS, compact=True)  # else the first delta misses its deadline
 
     def put(
         self, version: int, deadline: float, proof: Proof | None, gathered: _Gathered

@@ -124,7 +124,7 @@ class Account:
             self.explorers.reported(ledger, attempt, report.rollouts, self.time)
 
     def shown(self) -> AccountStatus | None:
-        """What status shows; None before a second is in a class."""
+        """The account as the status shows it; None before a second is in a class."""
         roles = []
         for role, kinds in OF_ROLE.items():
             if (ledger := self.roles.get(role)) is None or ledger.total <= 0:

@@ -13,7 +13,7 @@ from trainsync.storage.records import RECORD_CONFIG
 
 @dataclass
 class ExplorerBook:
-    """What is known of rollouts.
+    """Reported facts of rollouts.
 
     The reports count seconds of explorers; each pod of the role counts as their mean. A rollout's
     fate is known after its time has been settled: it is taken from what follows.

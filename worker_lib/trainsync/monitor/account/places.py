@@ -19,7 +19,7 @@ class AccountPlace(Protocol):
         ...
 
     def read(self) -> bytes | None:
-        """What was written last; None: nothing. Raises `DamagedFileError`, too."""
+        """The account as written last; None: there is none. Raises `DamagedFileError`, too."""
         ...
 
     def write(self, data: bytes) -> None:

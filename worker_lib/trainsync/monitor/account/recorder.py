@@ -131,7 +131,7 @@ class AccountRecorder(NullObserver):
         self._ended(key.kind)
 
     def shown(self) -> AccountStatus | None:
-        """What status shows; None where nothing is counted."""
+        """The account as the status shows it; None where nothing is counted."""
         found: list[AccountStatus | None] = []
         self._tell(lambda account: found.append(account.shown()))
         return found[0] if found else None

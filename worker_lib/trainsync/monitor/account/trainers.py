@@ -13,7 +13,7 @@ from trainsync.storage.records import RECORD_CONFIG
 
 @dataclass
 class TrainerBook:
-    """What is known of the training loop.
+    """Reported facts of the training loop.
 
     Attributes:
         attempt: that reported last; -1 before the first.
@@ -39,7 +39,7 @@ class TrainerBook:
     blocked_by_state_dicts: float = 0.0
 
     def told_resume(self, attempt: int, step: int) -> None:
-        """The attempt was told to go on from ``step``; 0: from the beginning."""
+        """Note the step that the attempt resumes from; 0: it starts anew."""
         self.resumed = (attempt, step)
 
     def saved(self, kind: SaveKind, seconds: float) -> None:

@@ -91,7 +91,7 @@ class Cleanup:
         self._not_before = None
 
     def granted(self, ledger: Ledger) -> None:
-        """Another attempt is in force: what is superseded goes at the next tick."""
+        """Another attempt is in force: the next tick removes staging of the older ones."""
         self._unclean = {key for key in self._unclean if key.owner in ledger.owners}
         self._half_done = {k: v for k, v in self._half_done.items() if k in self._unclean}
         self._swept = None

@@ -15,7 +15,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Core(Protocol):
-    """What the thread needs of a core."""
+    """The calls of a core that the thread makes."""
 
     @property
     def revision(self) -> int:

@@ -221,7 +221,7 @@ class RunReader:
         return self._facts
 
     def saw(self, run: Mapping[str, Any]) -> None:
-        """The run as the API server answered a write with it: as good as a read."""
+        """Take the API server's answer to a write as a read of the run."""
         try:
             facts = parse_run(run, self._uid)
         except StaleRunError as error:

@@ -19,7 +19,7 @@ def awaited(saves: Iterable[Save], ranks: Collection[int]) -> list[Save]:
 
 
 def described(saves: Iterable[Save]) -> str:
-    """Which saves, and what they wait for; empty when there is none."""
+    """Describe open saves and their missing receipts; empty when there is none."""
     return "; ".join(f"{save.key}, {_lacks(save)}" for save in saves)
 
 

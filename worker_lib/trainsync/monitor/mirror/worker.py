@@ -60,7 +60,7 @@ class MirrorObserver(Protocol):
 
 @dataclass(frozen=True)
 class MirrorState:
-    """What is known: ``newest`` on the volume, ``last`` in the bucket."""
+    """The mirror: step ``newest`` on the volume, and ``last`` in the bucket."""
 
     newest: int | None = None
     last: int | None = None
@@ -131,7 +131,7 @@ class Mirror(NullObserver):
         self._refused: set[int] = set()
         self._swept: float | None = None
         self._pointed: int | None = None
-        self._same: str | None = None  # digest of the volume's newest manifest: the bucket has it
+        self._same: str | None = None  # digest of the newest manifest found alike in both
         self._state = MirrorState()
         self._lock = threading.Lock()  # guards the state
         self._wake = threading.Event()
@@ -201,7 +201,7 @@ class Mirror(NullObserver):
         """
         committed = committed_steps(self._run, _KIND)
         newest = max(committed, default=None)
-        self._note(newest=newest)  # it is behind also while the bucket cannot be reached
+        self._note(newest=newest)  # the lag is shown also while the bucket is away
         bucket = self._opened()
         mirrored = commits.committed_steps(bucket, _KIND)
         last = mirrored[-1] if mirrored else None

@@ -65,7 +65,7 @@ def all_sections(page: RunPage) -> dict[str, str]:
 
 
 def head(page: RunPage) -> str:
-    """Which run, and how it is."""
+    """The run's name, phase, attempts and duration."""
     attempts = words.attempts(page.attempt, page.restarts, page.infrastructure_restarts)
     ran = ""
     if page.start_time is not None:
@@ -245,7 +245,7 @@ def _kind_of(explorer: ExplorerStatus) -> str:
 
 
 def account(page: RunPage) -> str:
-    """What the seconds of the run's GPUs were spent on."""
+    """GPU-seconds of the run by class."""
     made, at = "<h2>Account</h2>", page.account
     if at is None:
         return f'{made}<p class="quiet">Nothing is accounted for yet.</p>'

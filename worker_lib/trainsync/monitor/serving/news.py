@@ -21,7 +21,7 @@ _ASK_SECONDS: Final = 2.0  # commits are told of at once, attempts and what they
 
 @dataclass(frozen=True)
 class NewestVersion:
-    """What a core knows of versions for servers.
+    """The newest version for servers, as a core knows it.
 
     Attributes:
         attempt: in force; None: there is none, or versions are not committed.

@@ -45,7 +45,7 @@ def request_quarantine(bucket: ObjectBucket, report: DamageReport) -> None:
 
 @dataclass
 class Looked:
-    """What a look at the checkpoints found, the newest first: nothing of it is changed yet.
+    """Findings of a look at the checkpoints, the newest first: nothing of them is changed yet.
 
     ``whole`` is the newest that is whole; ``damaged`` are those before it, and older ones that have
     damaged objects in common with them, with what is wrong; ``problems`` are all sentences.

@@ -1,4 +1,4 @@
-"""What an attempt of a run in a store is told to resume from, and what of it is doubted."""
+"""Answers which checkpoint an attempt of a run in a store resumes from, and reads doubted ones."""
 
 import logging
 from concurrent.futures import Executor, Future

@@ -144,7 +144,7 @@ class RecordScan:
 
 
 def _understood(read: Callable[[], T]) -> T | str:
-    """What ``read`` gives; a sentence where the record cannot be understood."""
+    """The result of ``read``; a sentence where the record cannot be understood."""
     try:
         return read()
     except DamagedFileError as error:

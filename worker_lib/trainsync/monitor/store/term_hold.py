@@ -163,7 +163,7 @@ class TermHold:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """What the store or the term refuses, as a `MonitorError`; a lost term is remembered."""
+        """Raise refusals of the store or the term as `MonitorError`; a lost term is remembered."""
         try:
             yield
         except TermLostError as error:

@@ -1,4 +1,4 @@
-"""What a place must be able to do to give a save, or to take one."""
+"""Interfaces of places that a save can be copied from, or to."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager

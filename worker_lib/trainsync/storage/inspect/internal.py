@@ -80,7 +80,7 @@ def _temporaries(run: RunDirectory) -> Iterable[Finding]:
     try:
         found = entries(internal) if is_real_directory(run, internal) else []
     except UnsafePathError:
-        return  # `_look` says so of each folder
+        return  # `_look` reports the link
     for entry in found:
         if is_temporary(entry.name):
             yield temporary(run, Path(entry.path))
@@ -92,7 +92,7 @@ def _resume_target(run: RunDirectory) -> Iterable[Finding]:
         if is_real_directory(run, path.parent):
             read_resume_target(run)
     except UnsafePathError:
-        return  # `_look` says so of each folder
+        return  # `_look` reports the link
     except DamagedFileError as error:
         text = f"{error.why} (retention waits until an attempt resumes)"
         yield damage(run, path, Code.RESUME_TARGET, text)

@@ -38,7 +38,7 @@ _DELETED_AT_ONCE: Final = 500
 _DELETIONS: Final = 10
 """Objects that are deleted by requests of their own at once, as obstore does."""
 _ENDED_ALREADY: Final = ("NoSuchUpload", "InvalidBlockList")
-"""What S3 and GCS, and Azure, say of an upload that was completed before."""
+"""Error codes of S3 and GCS, and of Azure, for an upload that was completed before."""
 _TRIES: Final = 2
 _FIRST_WAIT_SECONDS: Final = 0.4
 _NOT_OF_THE_STORE: Final = (NotImplementedError, TypeError, AttributeError)

@@ -1,5 +1,4 @@
-"""What is committed in a store: manifests, each put once, and pointers, which never go back but by
-a repair.
+"""Commits in a store: manifests, each put once, and pointers, which only a repair moves back.
 
 A manifest takes the place of a mark, which has reserved its key just before (`reserve`). Were it
 put where nothing is (`If-None-Match: *`), a put that is on its way for long would succeed, too,

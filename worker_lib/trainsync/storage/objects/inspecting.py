@@ -76,7 +76,7 @@ def _check_sizes(bucket: ObjectBucket, step: int, kind: SaveKind) -> StoredSave 
 
 
 def size_findings(bucket: ObjectBucket, stored: Stored) -> list[Finding]:
-    """What listings say against a save: one for each step whose folder has its objects.
+    """Objects of a save that are missing or of another size: a listing for each step that has some.
 
     An object that they lack is asked for itself, as listings may be late, until one is not there.
     """

@@ -24,7 +24,7 @@ from trainsync.storage.saves.receipts import (
 )
 
 SET_ASIDE: Final = b"set aside by trainsync checkpoints repair\n"
-"""What a manifest is overwritten with, right before it is removed."""
+"""Overwrites a manifest right before it is removed."""
 _RESERVED: Final = b"a manifest may follow, of "
 RESERVED_BYTES: Final = len(_RESERVED) + 32 + 1
 """By it listings tell `new_mark` from a manifest, which has hundreds."""
@@ -97,8 +97,8 @@ _RECORD: Final = TypeAdapter(_Record)
 
 
 def new_mark() -> bytes:
-    """What reserves a manifest's key (`commits.reserve`): no two are alike, so no two have one
-    e-tag."""
+    """A mark that reserves a manifest's key (`commits.reserve`): no two are alike, so no two have
+    one e-tag."""
     return _RESERVED + secrets.token_hex(16).encode() + b"\n"
 
 

@@ -31,7 +31,7 @@ meanwhile. Parts: the monitor's container is small."""
 def options_of_run(
     environ: Mapping[str, str] = os.environ, limits: Limits | None = None
 ) -> StoreOptions:
-    """What the environment says of the run's store. Raises `StoreUrlError`: a variable is wrong."""
+    """Options of the run's store, of the environment. Raises `StoreUrlError`: one is wrong."""
     limits = limits or Limits()
     if text := environ.get(env.STORE_UPLOAD_BYTES_PER_SECOND):
         try:

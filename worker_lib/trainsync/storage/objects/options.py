@@ -8,9 +8,9 @@ from trainsync.storage.objects.bucket import Limits
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """What is said beside the URL; what is not said comes from the environment.
+    """Options beside the URL; those not given come from the environment.
 
-    With credentials nothing does: the environment's may be of another account or server.
+    With credentials none do: the environment's may be of another account or server.
 
     Args:
         endpoint: of a store that is not the cloud's own; ``https://…``.

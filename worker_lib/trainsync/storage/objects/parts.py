@@ -56,7 +56,7 @@ def read_blocks(bucket: ObjectBucket, key: str, size: int, base: Base | None) ->
 
 
 def own_part(data: memoryview, start: int, blocks: Blocks) -> Iterator[memoryview]:
-    """What of ``data``, the file's bytes from ``start`` on, the own object has."""
+    """Parts of ``data``, the file's bytes from ``start`` on, that are in its own object."""
     for own, begin, stop in blocks.runs(start, start + len(data)):
         if own:
             yield data[begin - start : stop - start]

@@ -23,7 +23,7 @@ from trainsync.storage.objects.manifests import SET_ASIDE, Stored, is_mark
 
 @dataclass(frozen=True)
 class _Pointer:
-    """What a pointer says: nothing (``blob`` is None), a ``step``, or a ``problem``."""
+    """Content of a pointer: none (``blob`` is None), a ``step``, or a ``problem``."""
 
     blob: Blob | None
     step: int | None

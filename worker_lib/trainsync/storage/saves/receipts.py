@@ -252,7 +252,7 @@ def write_rescue(save: SaveDirectory, rescue: Rescue) -> None:
 
 
 def rescues(save: SaveDirectory) -> list[Rescue]:
-    """What is said of participants whose processes died. Raises `OSError`, `DamagedFileError`."""
+    """Records of participants whose processes died. Raises `OSError`, `DamagedFileError`."""
     try:
         paths = [path for path in save.rescues.iterdir() if _RECORD.match(path.name)]
         return [records.read(_RESCUE, path) for path in paths]

@@ -88,8 +88,8 @@ class Writer:
         self._incarnation = incarnation
         self._directory = run.writers(attempt, incarnation)
         self._process = f"process {os.getpid()} on {socket.gethostname()}"
-        self._lock = threading.Lock()  # guards what follows
-        self._has_lock = continues is not None  # or needs none
+        self._lock = threading.Lock()  # guards `_has_lock`
+        self._has_lock = continues is not None  # the lock of the writer's file; or needs none
 
     def claim(self, kind: SaveKind, step: int, participant: Participant) -> tuple[str, ...]:
         """Be the one that writes the participant's part of the save; to be asked again before the
@@ -215,7 +215,8 @@ class Writer:
                 # The others then take it for alive, which is safe.
                 _LOG.warning("%s: this volume has no file locks: %s", path, error)
             _MADE_HERE[self.id] = os.getpid()
-            # With the process: not at its exit, while threads may still write.
+            # Released by the system when the process ends; at interpreter exit threads may
+            # still write.
             weakref.finalize(self, _let_go, self.id, fd).atexit = False
             self._has_lock = True
 

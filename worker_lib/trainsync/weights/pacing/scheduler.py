@@ -155,8 +155,11 @@ class PaceScheduler:
             self._last_number = max(self._last_number, step * plan.batches)
 
     def _drop_trained(self, step: int) -> None:
-        """Of trainers that go on from the step that was under way, its batches are trained; so may
-        be those that explorers made after the restart, before the trainers said which are."""
+        """Drop queued batches that were trained in the step under way at the restart.
+
+        Explorers may have made some of them again since, before the trainers said which are
+        trained.
+        """
         done = self._done
         if done is None:
             return

@@ -199,7 +199,7 @@ class Roster:
             ) from None
 
     def check_served(self, version: int, digest: str) -> None:
-        """See that no explorer that lives serves other bytes of this version.
+        """Check that no live explorer serves other bytes of this version.
 
         Raises:
             InconsistentUploadError: one does.

@@ -109,7 +109,7 @@ class ComponentRead:
         self.paths |= {self.component.path(piece.rank) for piece in found}
 
     def bring(self) -> Iterator[Pair]:
-        """What is to be copied of files that are not mapped, before `check`: by the caller, so that
+        """Copies to make of files that are not mapped, before `check`: by the caller, so that
         several components are read at once, or else by `check`.
 
         Raises:

@@ -39,7 +39,7 @@ _MOST_TRIED: Final = 2  # ranks for one file
 
 @dataclass(frozen=True)
 class Holder:
-    """What a rank's pod has in memory of the step.
+    """Files of the step in the memory of a rank's pod.
 
     Attributes:
         address: of the rank's server.
@@ -135,7 +135,7 @@ class _Fetch:
         self._shared: Shared | None = None  # of a rank that has looked
 
     def look(self, own: Callable[[], Iterable[str]], stack: ExitStack) -> Holder:
-        """What lies in this pod's memory, and whether this rank lacks a file.
+        """Find the files in this pod's memory, and whether this rank lacks one.
 
         Args:
             stack: serves until its end what lies there.

@@ -1,4 +1,4 @@
-"""What a saving process does for copies: sends its files to a partner, takes those of another."""
+"""Copies of a saving process: it sends its files to a partner, and takes those of another."""
 
 import logging
 import os

@@ -38,7 +38,7 @@ def places_of(place: MemoryPlace) -> list[MemoryPlace]:
 
 
 def whole_files(places: Iterable[MemoryPlace]) -> dict[str, tuple[MemoryPlace, KeptName]]:
-    """What lies whole in these places, by digest.
+    """Whole files in these places, by digest.
 
     Raises:
         OSError: a place is not this user's alone.

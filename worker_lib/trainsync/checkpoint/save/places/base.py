@@ -1,4 +1,4 @@
-"""What a process needs of the place that its saves go to. Calls raise `OSError`, `StorageError`."""
+"""Interface of the place that saves go to. Calls raise `OSError` and `StorageError`."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -41,7 +41,7 @@ class SaveRecords(Protocol):
         ...
 
     def rescues(self) -> list[Rescue]:
-        """What is said of participants whose processes died before their receipts."""
+        """Records of participants whose processes died before their receipts."""
         ...
 
     def write_rescue(self, rescue: Rescue) -> None:

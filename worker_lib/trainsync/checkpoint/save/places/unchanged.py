@@ -109,8 +109,8 @@ class KnownFiles:
 
 @dataclass(frozen=True)
 class Compared:
-    """What would be written, next to an older file of ``size`` bytes, as this one: the digests of
-    its ``blocks``, and the numbers of those that have ``changed``."""
+    """A file to write, compared with an older one of the same ``size``: the digests of its
+    ``blocks``, and the numbers of those that have ``changed``."""
 
     size: int
     blocks: BlockDigests

@@ -1,4 +1,4 @@
-"""What is written goes to a store as it comes, and digests of it are taken on the way."""
+"""Uploads a file while it is written, and takes its digests on the way."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What participants and the monitor say of one save, each put once and never changed."""
+"""Records of participants and the monitor about one save, each put once and never changed."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -114,7 +114,7 @@ class StoredRecords:
         self._once(names.failure(self.folder, failure.participant), _FAILURE, failure)
 
     def rescues(self) -> list[Rescue]:
-        """What is said of participants whose processes died."""
+        """Records of participants whose processes died."""
         keys = [info.key for info in self.bucket.below(names.rescues(self.folder))]
         found = [self._find(_RESCUE, key) for key in keys]
         return [rescue for rescue in found if rescue is not None]

@@ -1,5 +1,5 @@
-"""What keeps an object in a store: a manifest that names it, or a save that is about to. A manifest
-that a roll-back has set aside counts, too.
+"""References that keep an object in a store: of manifests that name it, also of those that a
+roll-back has set aside, and of saves that are about to.
 
 A save may name objects of an older step, whose files have not changed since. So no object goes only
 because its own step does; and no clock and no lock is needed, but this order:

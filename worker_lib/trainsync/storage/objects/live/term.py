@@ -60,7 +60,7 @@ class AttemptOverError(StorageError):
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What an attempt goes on from: ``step`` of the manifest ``digest``; None: from nothing."""
+    """The checkpoint that an attempt resumes from: ``step`` of the manifest ``digest``; or none."""
 
     step: Count | None = None
     digest: str | None = None
@@ -268,8 +268,14 @@ class Tenure:
         return self._commit(manifest, objects, bases, there)
 
     def set_aside(self) -> None:
-        """Before manifests are set aside: none of them is committed again by who takes the term,
-        and releases that would remove their objects refuse it. Raises `TermLostError`."""
+        """Close the term's intent before manifests are set aside, so that no successor commits them
+        again.
+
+        Releases that would remove their objects refuse the term from then on.
+
+        Raises:
+            TermLostError: another monitor has taken the term.
+        """
         if self.term.intent is not None or self.term.version != 2:
             self.change(intent=None, version=2)
 
