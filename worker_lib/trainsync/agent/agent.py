@@ -15,10 +15,11 @@ import torch
 from trainsync.agent.admission.committed import CountedReads
 from trainsync.agent.admission.on_request import ProofRequests
 from trainsync.agent.admission.sources import FellowsReaders, bucket_of, versions_of
-from trainsync.agent.commit_feed import CommitFeed
-from trainsync.agent.directory_feed import DirectoryFeed
 from trainsync.agent.endpoint import Answer, EndpointError, HealthEndpoint, json_answer, text_answer
-from trainsync.agent.feed import VersionFeed
+from trainsync.agent.feeds.base import VersionFeed
+from trainsync.agent.feeds.commits import CommitFeed
+from trainsync.agent.feeds.directory import DirectoryFeed
+from trainsync.agent.feeds.store import StoreFeed
 from trainsync.agent.fellows.objects import FellowsObjects
 from trainsync.agent.fellows.reader import FellowsBucketReader, FellowsReader
 from trainsync.agent.fellows.registry import FellowsLink
@@ -34,7 +35,6 @@ from trainsync.agent.rendezvous.link import MonitorLink
 from trainsync.agent.settings import AgentSettings
 from trainsync.agent.shared_state import SharedState
 from trainsync.agent.state import ReadinessLimits
-from trainsync.agent.store_feed import StoreFeed
 from trainsync.agent.watching import FeedWatch, ServerWatch
 from trainsync.engines.servers.base import ServerDriver
 from trainsync.engines.servers.errors import ServerError

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from trainsync.agent.feed import FeedError, VersionFeed
+from trainsync.agent.feeds.base import FeedError, VersionFeed
 from trainsync.agent.intervals import DEFAULT_INTERVALS, AgentIntervals
 from trainsync.agent.rendezvous.hints import Hints
 from trainsync.agent.shared_state import SharedState

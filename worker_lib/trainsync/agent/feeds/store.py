@@ -4,7 +4,7 @@ import threading
 import time
 from typing import Final
 
-from trainsync.agent.feed import FeedError
+from trainsync.agent.feeds.base import FeedError
 from trainsync.agent.version import Version, in_store
 from trainsync.storage.errors import StorageError
 from trainsync.storage.objects.bucket import Bucket

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trainsync.agent.feed import FeedError, look_until
+from trainsync.agent.feeds.base import FeedError, look_until
 from trainsync.agent.version import Version, on_volume, weights_digest
 from trainsync.api.protocol import SaveKind
 from trainsync.monitor.commit.committer import info_of
