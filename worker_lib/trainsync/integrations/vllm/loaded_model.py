@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from vllm.logger import init_logger
 
-from trainsync.integrations.vllm.layer_check import LayerCheck
+from trainsync.integrations.vllm.checks.layers import LayerCheck
 from trainsync.integrations.vllm.lora_names import without_wrappers
 from trainsync.integrations.vllm.reload import reloading
 from trainsync.weights.buckets.layout import TensorMeta

@@ -24,7 +24,7 @@ from trainsync.engines.errors import EngineUpdateError
 from trainsync.engines.servers.errors import KEPT, TORN
 from trainsync.engines.servers.preparing import PreparationOutcome, told
 from trainsync.integrations.vllm import worker_calls
-from trainsync.integrations.vllm.draft_check import unfit_for_drafts
+from trainsync.integrations.vllm.checks.drafts import unfit_for_drafts
 from trainsync.integrations.vllm.errors import UnpreparableError
 from trainsync.integrations.vllm.loaded_model import LoadedModel, Taken
 from trainsync.integrations.vllm.preparing import PreparedVersion, PreparingThread

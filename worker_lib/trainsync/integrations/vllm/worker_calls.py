@@ -15,7 +15,7 @@ from vllm.v1.worker.worker_base import WorkerBase
 from trainsync.engines.errors import EngineUpdateError
 from trainsync.engines.servers.adapter import CHECK_ADAPTER, FORGET_ADAPTERS
 from trainsync.engines.servers.preparing import ABANDON, PREPARE, PREPARED
-from trainsync.integrations.vllm.adapter_check import misfit
+from trainsync.integrations.vllm.checks.adapters import misfit
 from trainsync.integrations.vllm.sleeping import NOTE_SLEEP
 from trainsync.weights.errors import SchemaMismatchError
 

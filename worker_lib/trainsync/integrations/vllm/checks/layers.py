@@ -16,15 +16,15 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
-from trainsync.integrations.vllm.expert_weights import right_experts
-from trainsync.integrations.vllm.lora_names import without_wrappers
-from trainsync.integrations.vllm.shards import (
+from trainsync.integrations.vllm.checks.experts import right_experts
+from trainsync.integrations.vllm.checks.shards import (
     Shard,
     count_rows,
     row_width,
     shards_of,
     take_rows,
 )
+from trainsync.integrations.vllm.lora_names import without_wrappers
 from trainsync.weights.proof.products import (
     further_off,
     make_probes,
