@@ -49,19 +49,19 @@ from trainsync.weights.staging.area import StagingArea
 
 _LOG = logging.getLogger(__name__)
 _ALIVE_SECONDS: Final = 4.0  # a probe waits for 5
-_LOOK_SECONDS: Final = 5.0  # of a look at a store's index, or at what a bucket has
+_LOOK_SECONDS: Final = 5.0  # of a look at a store's index, or at a bucket's commits
 
 
 @dataclass(frozen=True)
 class _PassingOn:
-    """What an agent with ``--fellows`` has."""
+    """The parts of an agent with ``--fellows``."""
 
     link: FellowsLink
     server: FellowServer
     reader: FellowsReaders
 
     def close(self) -> None:
-        """Give fellows nothing any more, and remove what is held for them."""
+        """Give fellows no file any more, and remove the files held for them."""
         self.server.close()
         self.link.close()
         self.reader.close()
@@ -75,7 +75,7 @@ class Agent:
 
     Raises:
         SettingsError: the store cannot be opened.
-        DriverError: that of another kind of server cannot be had.
+        DriverError: the driver of another kind of server cannot be had.
         DeltaError: versions of a store need numba, which is not there.
         SharedMemoryError: the memory cannot be written to.
         EndpointError: the endpoint's address cannot be listened on.
@@ -282,7 +282,7 @@ class Agent:
         return ended
 
     def _passing_on(self, bucket: Bucket | None) -> "_PassingOn":
-        """Raises `OSError`: nothing can be listened on, or kept in the memory.
+        """Raises `OSError`: the address cannot be listened on, or the memory not be written to.
 
         Args:
             bucket: of `bucket_of`.
@@ -318,7 +318,7 @@ class Agent:
         return text_answer(HTTPStatus.OK, "ok")
 
     def _readyz(self) -> Answer:
-        self._server_watch.look()  # it may have been restarted just now
+        self._server_watch.look()  # the server may have been restarted just now
         why = self._shared.state.unready(self._limits, time.monotonic())
         if why is None:
             return text_answer(HTTPStatus.OK, "ready")
