@@ -88,7 +88,7 @@ class UpdateFailure:
     Attributes:
         tag: of the version.
         count: failures of this version in a row.
-        at: when it failed.
+        at: time of the last failure.
         retry_at: when the version is tried again.
     """
 

@@ -29,7 +29,7 @@ class UnprovenError(WeightsError):
 
 
 class FellAsleepError(WeightsError):
-    """The server sleeps: its weights are judged when it wakes up."""
+    """The server sleeps: its weights are judged after waking up."""
 
 
 class Admission:

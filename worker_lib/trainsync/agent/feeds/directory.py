@@ -93,7 +93,7 @@ class DirectoryFeed:
     resumed run that went back is followed to its earlier step.
 
     Args:
-        run_uid: the run among those that used the directory; None: the one that claimed it last.
+        run_uid: the run among those that used the directory; None: the one with the last claim.
         poll_seconds: between two looks.
     """
 

@@ -58,7 +58,7 @@ class Holding:
         return self._paths[index]
 
     def wrote(self, index: int, end: int) -> None:
-        """Tell that a file's first ``end`` bytes are there; fewer than before: it begins anew."""
+        """Note that a file's first ``end`` bytes are there; fewer, once the file begins anew."""
         with self._changed:
             self._there[index] = end
             self._changed.notify_all()

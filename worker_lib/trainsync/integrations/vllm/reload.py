@@ -54,7 +54,7 @@ def reloading(model: torch.nn.Module, model_config: Any, *, tied: bool) -> Itera
 
 
 def _forget_expert_kernels(model: torch.nn.Module) -> list[tuple[Any, Any]]:
-    """Let mixtures of experts pack their weights again: they do it as they make their kernel."""
+    """Let mixtures of experts pack their weights again: they pack as they make their kernel."""
     found = []
     for layer in model.modules():
         method = getattr(layer, "quant_method", None)

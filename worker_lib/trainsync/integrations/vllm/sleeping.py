@@ -38,7 +38,7 @@ def note_sleep(core: Any, executor: Any, backend: str) -> bool:
     From the call to sleep until all memory is awake the weights are called `ASLEEP`, and nothing
     resumes the scheduler. Weights that were discarded, or were of two versions when they fell
     asleep, are called `DISCARDED` from then on, and the scheduler stays paused until they have
-    another name, or it is resumed.
+    another name, or a call resumes the scheduler.
 
     Args:
         core: vLLM's class ``EngineCore``.
