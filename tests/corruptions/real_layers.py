@@ -88,7 +88,7 @@ def for_checkpoint(state: State) -> State:
 
 
 def _serve(folder: str) -> None:
-    from trainsync.integrations.vllm.layer_check import LayerCheck
+    from trainsync.integrations.vllm.checks.layers import LayerCheck
     from trainsync.integrations.vllm.reload import reloading
     from trainsync.weights.staging.checkpoint import open_checkpoint
     from vllm import LLM

@@ -15,7 +15,7 @@ from trainsync.weights.proof.asking import ask
 from trainsync.weights.proof.canaries import Prompts
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.vllm.tiny_model import make_dense, make_experts
+from tests.vllm.support.tiny_model import make_dense, make_experts
 
 Kind = Literal["dense", "experts"]
 State = dict[str, torch.Tensor]

@@ -10,7 +10,7 @@ from trainsync.weights.staging.area import StagingArea
 
 from tests.sglang.server import Server, serve
 from tests.vllm.conftest import APART, SECONDS, TOLERANCE
-from tests.vllm.tiny_model import PROMPT, Reference, make_dense
+from tests.vllm.support.tiny_model import PROMPT, Reference, make_dense
 
 Serves = Callable[[Server, Path, dict[str, torch.Tensor] | None], bool]
 

@@ -19,8 +19,8 @@ from trainsync.engines.servers.sglang_routes.base import SGLangRoute
 from trainsync.weights.staging.area import StagingArea
 
 from tests.sglang.server import serve
-from tests.vllm.server import CALL_SECONDS
-from tests.vllm.tiny_model import make_dense
+from tests.vllm.support.server import CALL_SECONDS
+from tests.vllm.support.tiny_model import make_dense
 
 _SHAPE: Final = {
     "vocab_size": 32_000,

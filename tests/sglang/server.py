@@ -18,7 +18,7 @@ import httpx
 
 from tests.environments import environment_of
 from tests.ports import port_of, reserved_port
-from tests.vllm.server import CALL_SECONDS, ROOT, START_SECONDS
+from tests.vllm.support.server import CALL_SECONDS, ROOT, START_SECONDS
 
 _BEGUN: Final = 8  # tokens
 

@@ -20,12 +20,12 @@ from tests.ports import reserved_port
 from tests.sglang.conftest import Serves
 from tests.sglang.server import Server, serve
 from tests.unit.agent.runs import Run
-from tests.vllm.agent_process import AgentProcess, ending_in_order
-from tests.vllm.server import CALL_SECONDS, ROOT, START_SECONDS
-from tests.vllm.tiny_model import VOCABULARY, Reference, version_of
+from tests.vllm.support.agent_process import AgentProcess, ending_in_order
+from tests.vllm.support.server import CALL_SECONDS, ROOT, START_SECONDS
+from tests.vllm.support.tiny_model import VOCABULARY, Reference, version_of
 from tests.waiting import eventually
 
-_KILLER = ROOT / "tests" / "vllm" / "killed_agent.py"
+_KILLER = ROOT / "tests" / "vllm" / "scripts" / "killed_agent.py"
 # In nats; of these models' large random weights, see tests/vllm. Other versions are off by several.
 _TOLERANCE = Tolerance(typical=0.1, rms=0.2, largest=0.6)
 

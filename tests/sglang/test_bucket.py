@@ -9,10 +9,10 @@ from trainsync.weights.transports.anchors.publisher import AnchorPublisher
 
 from tests.sglang.conftest import Serves
 from tests.sglang.server import Server, environment, sglang_environment
-from tests.vllm.agent_process import AgentProcess, ending_in_order
-from tests.vllm.server import CALL_SECONDS, START_SECONDS
-from tests.vllm.storage import URL, reachable_storage
-from tests.vllm.tiny_model import version_of
+from tests.vllm.support.agent_process import AgentProcess, ending_in_order
+from tests.vllm.support.server import CALL_SECONDS, START_SECONDS
+from tests.vllm.support.storage import URL, reachable_storage
+from tests.vllm.support.tiny_model import version_of
 from tests.waiting import eventually
 
 _PUBLISH_SECONDS = 60.0

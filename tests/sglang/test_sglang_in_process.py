@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 from tests.sglang.server import environment, sglang_environment
 from tests.vllm.conftest import APART, TOLERANCE
-from tests.vllm.server import ROOT, START_SECONDS
-from tests.vllm.tiny_model import Reference, version_of
+from tests.vllm.support.server import ROOT, START_SECONDS
+from tests.vllm.support.tiny_model import Reference, version_of
 
 
 def test_sglang_generates_with_each_version_that_it_was_given(model: Path, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from trainsync.weights.staging.area import StagingArea
 
 from tests.sglang.conftest import Serves
 from tests.sglang.server import serve
-from tests.vllm.server import CALL_SECONDS
-from tests.vllm.tiny_model import make_dense, make_experts, version_of
+from tests.vllm.support.server import CALL_SECONDS
+from tests.vllm.support.tiny_model import make_dense, make_experts, version_of
 
 _BUCKET: Final = 40_000  # bytes: several of them
 

@@ -19,8 +19,8 @@ from trainsync.weights.transports.process_group import generation
 from tests.sglang.conftest import Serves
 from tests.sglang.server import Server
 from tests.vllm.conftest import APART, TOLERANCE
-from tests.vllm.server import CALL_SECONDS, ROOT
-from tests.vllm.tiny_model import PROMPT, Reference, version_of
+from tests.vllm.support.server import CALL_SECONDS, ROOT
+from tests.vllm.support.tiny_model import PROMPT, Reference, version_of
 
 _BUCKET = 40_000  # bytes: a few buckets, and tensors that are larger
 _LONG = 400  # tokens: seconds, and an update takes a fraction of one

@@ -15,8 +15,8 @@ from trainsync.weights.staging.area import StagingArea
 
 from tests.sglang.conftest import Serves
 from tests.sglang.server import Server
-from tests.vllm.server import CALL_SECONDS, ROOT
-from tests.vllm.tiny_model import PROMPT, version_of
+from tests.vllm.support.server import CALL_SECONDS, ROOT
+from tests.vllm.support.tiny_model import PROMPT, version_of
 
 Weights = dict[str, torch.Tensor]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.vllm.server import CALL_SECONDS, START_SECONDS, Server, serve
-from tests.vllm.storage import Storage, reachable_storage
-from tests.vllm.tiny_model import PROMPT, Reference, make_dense
+from tests.vllm.support.server import CALL_SECONDS, START_SECONDS, Server, serve
+from tests.vllm.support.storage import Storage, reachable_storage
+from tests.vllm.support.tiny_model import PROMPT, Reference, make_dense
 
 SECONDS = int(START_SECONDS + 4 * CALL_SECONDS)
 

@@ -17,9 +17,9 @@ from trainsync.weights.staging.area import StagingArea
 
 from tests.ports import reserved_port
 from tests.unit.agent.runs import Run
-from tests.vllm.agent_process import AgentProcess, ending_in_order
 from tests.vllm.conftest import Serves
-from tests.vllm.server import (
+from tests.vllm.support.agent_process import AgentProcess, ending_in_order
+from tests.vllm.support.server import (
     CALL_SECONDS,
     ROOT,
     START_SECONDS,
@@ -28,10 +28,10 @@ from tests.vllm.server import (
     serve,
     vllm_environment,
 )
-from tests.vllm.tiny_model import PROMPT, VOCABULARY, Reference, version_of
+from tests.vllm.support.tiny_model import PROMPT, VOCABULARY, Reference, version_of
 from tests.waiting import eventually
 
-_KILLER = ROOT / "tests" / "vllm" / "killed_agent.py"
+_KILLER = ROOT / "tests" / "vllm" / "scripts" / "killed_agent.py"
 # In nats; of these models' large random weights, see conftest. Other versions are off by several.
 _TOLERANCE = Tolerance(typical=0.1, rms=0.2, largest=0.6)
 

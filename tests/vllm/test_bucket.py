@@ -21,9 +21,9 @@ from trainsync.weights.delta.compiling import prepare
 from trainsync.weights.transports.anchors.index import Owner
 from trainsync.weights.transports.anchors.publisher import AnchorPublisher
 
-from tests.vllm.agent_process import AgentProcess, ending_in_order
 from tests.vllm.conftest import APART, TOLERANCE
-from tests.vllm.server import (
+from tests.vllm.support.agent_process import AgentProcess, ending_in_order
+from tests.vllm.support.server import (
     CALL_SECONDS,
     ROOT,
     START_SECONDS,
@@ -31,11 +31,11 @@ from tests.vllm.server import (
     environment,
     vllm_environment,
 )
-from tests.vllm.storage import URL, Storage
-from tests.vllm.tiny_model import PROMPT, Reference, version_of
+from tests.vllm.support.storage import URL, Storage
+from tests.vllm.support.tiny_model import PROMPT, Reference, version_of
 from tests.waiting import eventually
 
-_KILLER = ROOT / "tests" / "vllm" / "killed_agent.py"
+_KILLER = ROOT / "tests" / "vllm" / "scripts" / "killed_agent.py"
 _TOKENS = 12
 _PUBLISH_SECONDS = 60.0
 

@@ -15,8 +15,8 @@ from trainsync.engines.servers.vllm import VLLMServer
 from trainsync.weights.staging.area import StagingArea
 
 from tests.vllm.conftest import Serves
-from tests.vllm.server import CALL_SECONDS, Server, serve
-from tests.vllm.tiny_model import PROMPT, make_dense, version_of
+from tests.vllm.support.server import CALL_SECONDS, Server, serve
+from tests.vllm.support.tiny_model import PROMPT, make_dense, version_of
 
 Weights = dict[str, torch.Tensor]
 

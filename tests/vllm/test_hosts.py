@@ -16,10 +16,10 @@ from trainsync.weights.staging.reading import MEMORY_VARIABLE
 
 from tests.ports import port_of, reserved_port
 from tests.unit.agent.runs import Run
-from tests.vllm.agent_process import AgentProcess, ending_in_order
 from tests.vllm.conftest import Serves
-from tests.vllm.server import CALL_SECONDS, Server, environment, serve, vllm_environment
-from tests.vllm.tiny_model import version_of
+from tests.vllm.support.agent_process import AgentProcess, ending_in_order
+from tests.vllm.support.server import CALL_SECONDS, Server, environment, serve, vllm_environment
+from tests.vllm.support.tiny_model import version_of
 from tests.waiting import eventually
 
 _SMALL = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}

@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 from tests.corruptions.catalogue import CATALOGUE
 from tests.corruptions.real_layers import RealLayers
 from tests.corruptions.versions import Kind, Lineage, make_model
-from tests.vllm.cases import check_cases
 from tests.vllm.conftest import SECONDS
-from tests.vllm.server import environment, vllm_environment
-from tests.vllm.tiny_model import make_dense, make_experts, version_of
+from tests.vllm.support.cases import check_cases
+from tests.vllm.support.server import environment, vllm_environment
+from tests.vllm.support.tiny_model import make_dense, make_experts, version_of
 
 _SMALL_STEP = 3e-5  # canaries cannot tell a mix of two versions that are so near
 
@@ -45,7 +45,7 @@ def test_layers_show_every_fault_behind_the_staged_weights_and_no_clean_update(
 
 
 def test_layers_are_refused_only_where_the_layout_is_known(tmp_path: Path) -> None:
-    check_cases(Path(__file__).with_name("layer_cases.py"), tmp_path)
+    check_cases(Path(__file__).parent / "scripts" / "layer_cases.py", tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["dense", "experts", "draft"])
@@ -61,7 +61,7 @@ def test_a_worker_that_keeps_packed_weights_is_refused_until_it_packs_anew(
         save_file(weights | draft if kind == "draft" else weights, file)
         files.append(file)
     python = vllm_environment() / "bin/python"
-    script = shutil.copy(Path(__file__).with_name("forgetful.py"), tmp_path)
+    script = shutil.copy(Path(__file__).parent / "scripts" / "forgetful.py", tmp_path)
     done = subprocess.run(
         [python, script, kind, model, *files],
         env={**environment(tmp_path), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},

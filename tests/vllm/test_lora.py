@@ -19,7 +19,8 @@ from trainsync.weights.staging.area import StagingArea
 from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
 
 from tests.unit.agent.runs import Run
-from tests.vllm.adapters import (
+from tests.vllm.conftest import APART, TOLERANCE
+from tests.vllm.support.adapters import (
     Off,
     Weights,
     adapter_of,
@@ -30,9 +31,8 @@ from tests.vllm.adapters import (
     merged,
     save_adapter,
 )
-from tests.vllm.agent_process import AgentProcess, ending_in_order
-from tests.vllm.conftest import APART, TOLERANCE
-from tests.vllm.server import (
+from tests.vllm.support.agent_process import AgentProcess, ending_in_order
+from tests.vllm.support.server import (
     CALL_SECONDS,
     MODEL,
     Server,
@@ -40,7 +40,7 @@ from tests.vllm.server import (
     serve,
     vllm_environment,
 )
-from tests.vllm.tiny_model import PROMPT, VOCABULARY, Reference, version_of
+from tests.vllm.support.tiny_model import PROMPT, VOCABULARY, Reference, version_of
 from tests.waiting import eventually
 
 _THEIRS = "theirs"

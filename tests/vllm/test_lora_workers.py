@@ -21,7 +21,8 @@ from trainsync.weights.transports.anchors.index import Owner
 from trainsync.weights.transports.anchors.publisher import AnchorPublisher
 from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
 
-from tests.vllm.adapters import (
+from tests.vllm.conftest import APART, TOLERANCE
+from tests.vllm.support.adapters import (
     TARGETS,
     Off,
     Weights,
@@ -32,9 +33,8 @@ from tests.vllm.adapters import (
     in_peft_model,
     merged,
 )
-from tests.vllm.agent_process import AgentProcess, ending_in_order
-from tests.vllm.conftest import APART, TOLERANCE
-from tests.vllm.server import (
+from tests.vllm.support.agent_process import AgentProcess, ending_in_order
+from tests.vllm.support.server import (
     CALL_SECONDS,
     MODEL,
     START_SECONDS,
@@ -43,7 +43,7 @@ from tests.vllm.server import (
     serve,
     vllm_environment,
 )
-from tests.vllm.storage import URL, Storage
+from tests.vllm.support.storage import URL, Storage
 from tests.waiting import eventually
 
 _DRIVEN = "driven"

@@ -9,9 +9,9 @@ from trainsync.engines.servers.preparing import PreparationOutcome
 from trainsync.engines.servers.vllm import VLLMServer
 from trainsync.weights.staging.area import StagingArea
 
-from tests.vllm.cases import check_cases
-from tests.vllm.server import CALL_SECONDS, serve
-from tests.vllm.tiny_model import PROMPT, make_dense, make_experts, version_of
+from tests.vllm.support.cases import check_cases
+from tests.vllm.support.server import CALL_SECONDS, serve
+from tests.vllm.support.tiny_model import PROMPT, make_dense, make_experts, version_of
 
 _KINDS = ["dense", "tied", "experts"]
 
@@ -28,12 +28,12 @@ def test_a_worker_serves_what_it_prepared_or_what_it_had(kind: str, tmp_path: Pa
         file = tmp_path / f"{version}.safetensors"
         save_file(version_of(model, version), file)
         files.append(file)
-    script = shutil.copy(Path(__file__).with_name("prepared_versions.py"), tmp_path)
+    script = shutil.copy(Path(__file__).parent / "scripts" / "prepared_versions.py", tmp_path)
     check_cases(script, tmp_path, [model, *files], VLLM_ENABLE_V1_MULTIPROCESSING="0")
 
 
 def test_what_is_prepared_is_all_that_was_loaded_and_fits(tmp_path: Path) -> None:
-    check_cases(Path(__file__).with_name("twin_cases.py"), tmp_path)
+    check_cases(Path(__file__).parent / "scripts" / "twin_cases.py", tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["dense", "experts", "two workers"])

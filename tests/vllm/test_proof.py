@@ -14,7 +14,7 @@ from trainsync.weights.proof.tolerance import measured_tolerance
 from trainsync.weights.staging.area import StagingArea
 
 from tests.corruptions.versions import VOCABULARY, Computer, Lineage, State, make_model
-from tests.vllm.server import CALL_SECONDS, serve
+from tests.vllm.support.server import CALL_SECONDS, serve
 
 _CANARIES = make_canaries(VOCABULARY, avoid=(0, 1, 2))
 

@@ -19,7 +19,7 @@ from trainsync.weights.proof.tolerance import measured_tolerance
 from trainsync.weights.staging.area import StagingArea
 
 from tests.corruptions.versions import VOCABULARY, Computer, Lineage, State, make_model
-from tests.vllm.server import CALL_SECONDS, Server, serve
+from tests.vllm.support.server import CALL_SECONDS, Server, serve
 
 _CANARIES: Final = make_canaries(VOCABULARY, avoid=(0, 1, 2))
 _LAYERS: Final = "_proj.weight"

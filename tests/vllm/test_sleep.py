@@ -12,10 +12,17 @@ from trainsync.engines.servers.vllm import VLLMServer
 from trainsync.weights.staging.area import StagingArea
 
 from tests.unit.agent.runs import Run
-from tests.vllm.agent_process import AgentProcess, ending_in_order
 from tests.vllm.conftest import Serves
-from tests.vllm.server import CALL_SECONDS, ROOT, Server, environment, serve, vllm_environment
-from tests.vllm.tiny_model import version_of
+from tests.vllm.support.agent_process import AgentProcess, ending_in_order
+from tests.vllm.support.server import (
+    CALL_SECONDS,
+    ROOT,
+    Server,
+    environment,
+    serve,
+    vllm_environment,
+)
+from tests.vllm.support.tiny_model import version_of
 from tests.waiting import eventually
 
 
@@ -28,7 +35,7 @@ def sleeper(
     started = serve(
         model,
         scratch,
-        "--worker-extension-cls=tests.vllm.sleeper.Extension",
+        "--worker-extension-cls=tests.vllm.support.sleeper.Extension",
         f"--tensor-parallel-size={request.param}",
         variables={
             "PYTHONPATH": f"{environment(scratch / 'plugin')['PYTHONPATH']}:{ROOT}",

@@ -7,7 +7,7 @@ from vllm_grpo.demo import Demo
 from vllm_grpo.promises import reward_rises
 from vllm_grpo.train import make_config
 
-from tests.vllm.server import vllm_environment
+from tests.vllm.support.server import vllm_environment
 
 _STEPS = 12
 

@@ -10,8 +10,8 @@ import pytest
 from safetensors.torch import save_file
 
 from tests.vllm.conftest import APART, TOLERANCE
-from tests.vllm.server import ROOT, START_SECONDS, environment, vllm_environment
-from tests.vllm.tiny_model import Reference, version_of
+from tests.vllm.support.server import ROOT, START_SECONDS, environment, vllm_environment
+from tests.vllm.support.tiny_model import Reference, version_of
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -22,7 +22,7 @@ def test_vllm_generates_with_each_version_that_it_was_given(
     files = [tmp_path / f"{number}.safetensors" for number in range(len(versions))]
     for weights, file in zip(versions, files, strict=True):
         save_file(weights, file)
-    script = ROOT / "tests" / "vllm" / "in_process.py"
+    script = ROOT / "tests" / "vllm" / "scripts" / "in_process.py"
     process = subprocess.Popen(
         [vllm_environment() / "bin" / "python", script, kind, model, *files],
         env=environment(tmp_path / "plugin"),

@@ -10,8 +10,8 @@ from trainsync.engines.servers.vllm import VLLMServer
 from trainsync.weights.staging.area import StagingArea
 
 from tests.vllm.conftest import Serves
-from tests.vllm.server import CALL_SECONDS, serve
-from tests.vllm.tiny_model import make_dense, make_experts, version_of
+from tests.vllm.support.server import CALL_SECONDS, serve
+from tests.vllm.support.tiny_model import make_dense, make_experts, version_of
 
 _TWO_WORKERS = ("--tensor-parallel-size", "2")
 

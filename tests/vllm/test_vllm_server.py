@@ -17,8 +17,8 @@ from trainsync.weights.staging.area import StagingArea
 from trainsync.weights.staging.index import StagedReference
 
 from tests.vllm.conftest import APART, TOLERANCE, Serves
-from tests.vllm.server import CALL_SECONDS, MODEL, ROOT, Server
-from tests.vllm.tiny_model import PROMPT, Reference, version_of
+from tests.vllm.support.server import CALL_SECONDS, MODEL, ROOT, Server
+from tests.vllm.support.tiny_model import PROMPT, Reference, version_of
 
 Weights = dict[str, torch.Tensor]
 
@@ -198,7 +198,7 @@ def test_a_driver_killed_at_any_call_leaves_a_server_that_the_next_one_updates(
     staged = area.stage(52, new)
     killed = subprocess.run(
         [
-            sys.executable, ROOT / "tests" / "vllm" / "killed_driver.py",
+            sys.executable, ROOT / "tests" / "vllm" / "scripts" / "killed_driver.py",
             server.url, "52", staged.index, staged.digest, call, moment,
         ],
         timeout=CALL_SECONDS,

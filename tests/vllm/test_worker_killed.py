@@ -20,9 +20,9 @@ from trainsync.weights.transports.shared_memory.segment import SHARED_MEMORY
 
 from tests.ports import reserved_port
 from tests.unit.agent.runs import Run
-from tests.vllm.agent_process import AgentProcess, ending_in_order
 from tests.vllm.conftest import SECONDS, TOLERANCE, Serves
-from tests.vllm.server import (
+from tests.vllm.support.agent_process import AgentProcess, ending_in_order
+from tests.vllm.support.server import (
     CALL_SECONDS,
     ROOT,
     START_SECONDS,
@@ -31,10 +31,10 @@ from tests.vllm.server import (
     serve,
     vllm_environment,
 )
-from tests.vllm.tiny_model import PROMPT, VOCABULARY, Reference, version_of
+from tests.vllm.support.tiny_model import PROMPT, VOCABULARY, Reference, version_of
 from tests.waiting import eventually
 
-_KILLER = ROOT / "tests" / "vllm" / "killed_worker.py"
+_KILLER = ROOT / "tests" / "vllm" / "scripts" / "killed_worker.py"
 _TWO_WORKERS = ("--tensor-parallel-size", "2")
 # vLLM binds a worker to each NUMA node, and refuses more workers than nodes without this.
 _THREADS = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}

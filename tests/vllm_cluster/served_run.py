@@ -18,7 +18,7 @@ from demo.platform import REPOSITORY, Platform
 from images.pod_env import MOUNT_PATH
 from tests.e2e.command_line import CommandLine
 from tests.e2e.harness import NAMESPACE, RELEASE
-from tests.vllm.server import vllm_environment
+from tests.vllm.support.server import vllm_environment
 
 MANIFEST: Final = REPOSITORY / "examples" / "vllm_grpo" / "trainingrun.yaml"
 START_SECONDS: Final = 600

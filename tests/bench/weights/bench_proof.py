@@ -37,7 +37,7 @@ from tests.corruptions.versions import (
     State,
     make_model,
 )
-from tests.vllm.server import environment, vllm_environment
+from tests.vllm.support.server import environment, vllm_environment
 
 CORRUPTIONS: Final = 2_000
 CLEAN: Final = 10_000

@@ -40,7 +40,7 @@ from tests.corruptions.versions import (
     State,
     make_model,
 )
-from tests.vllm.server import CALL_SECONDS, serve
+from tests.vllm.support.server import CALL_SECONDS, serve
 
 UPDATES: Final = int(os.environ.get("TRAINSYNC_BENCH_UPDATES", "320"))
 _CALIBRATION: Final = 30

@@ -22,9 +22,9 @@ from tests.bench.harness import Figure, spread
 from tests.bench.weights.bench_vllm_update import SHAPE
 from tests.ports import port_of, reserved_port
 from tests.unit.agent.runs import Run
-from tests.vllm.agent_process import AgentProcess
-from tests.vllm.server import environment, serve, vllm_environment
-from tests.vllm.tiny_model import make_dense, version_of
+from tests.vllm.support.agent_process import AgentProcess
+from tests.vllm.support.server import environment, serve, vllm_environment
+from tests.vllm.support.tiny_model import make_dense, version_of
 
 ROUNDS: Final = int(os.environ.get("TRAINSYNC_BENCH_ROUNDS", "3"))
 _VERSION: Final = 4

@@ -35,8 +35,8 @@ from trainsync.weights.staging.index import StagedReference
 
 from tests.bench.harness import Figure, seconds, spread
 from tests.bench.weights.peers import pickled_rpc
-from tests.vllm.server import CALL_SECONDS, Server, environment, serve
-from tests.vllm.tiny_model import PROMPT, make_dense, version_of
+from tests.vllm.support.server import CALL_SECONDS, Server, environment, serve
+from tests.vllm.support.tiny_model import PROMPT, make_dense, version_of
 
 ROUNDS: Final = int(os.environ.get("TRAINSYNC_BENCH_ROUNDS", "7"))
 WARM_UP: Final = 2

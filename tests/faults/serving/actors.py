@@ -16,7 +16,7 @@ from trainsync.agent import __main__ as agent_process
 from trainsync.agent import agent as agents
 from trainsync.agent import state, watching
 from trainsync.agent.agent import Agent
-from trainsync.agent.directory_feed import DirectoryFeed
+from trainsync.agent.feeds.directory import DirectoryFeed
 from trainsync.agent.fellows import sharing
 from trainsync.agent.intervals import AgentIntervals
 from trainsync.engines.servers import kinds

@@ -14,9 +14,9 @@ import httpx
 import pytest
 import torch
 from trainsync.agent.agent import Agent
+from trainsync.agent.feeds.store import StoreFeed
 from trainsync.agent.intervals import AgentIntervals
 from trainsync.agent.settings import read_settings
-from trainsync.agent.store_feed import StoreFeed
 from trainsync.api.protocol import WeightsReport
 from trainsync.api.spec import SyncMethod
 from trainsync.failpoints import PUBLISH, enabled
@@ -35,11 +35,11 @@ from tests.store.processes.forked import run_killed
 from tests.store.processes.publishing import ANCHOR_EVERY, weights
 from tests.store.servers.fault_proxy import Fault
 from tests.store.servers.server import REGION, Server
+from tests.unit.agent.admission.test_proving import proof_of
 from tests.unit.agent.conftest import Watched, has
 from tests.unit.agent.fake_server import FakeServer
+from tests.unit.agent.rendezvous.test_rendezvous import answers
 from tests.unit.agent.test_process import _ready
-from tests.unit.agent.test_proving import proof_of
-from tests.unit.agent.test_rendezvous import answers
 from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer
 from tests.waiting import eventually
 

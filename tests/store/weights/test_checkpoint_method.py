@@ -28,10 +28,10 @@ from trainsync.weights.versions import CheckpointLocation, Published
 from tests.store.conftest import Place
 from tests.store.processes.store_trainer import model, train
 from tests.store.servers.server import Server
+from tests.unit.agent.admission.test_proving import proof_of
 from tests.unit.agent.conftest import Watched, has
 from tests.unit.agent.fake_server import FakeServer
 from tests.unit.agent.runs import weights_of
-from tests.unit.agent.test_proving import proof_of
 
 pytestmark = pytest.mark.timeout(240)
 

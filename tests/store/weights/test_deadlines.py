@@ -21,7 +21,7 @@ from trainsync.weights.versions import CheckpointLocation, Published
 from tests.store.conftest import Place
 from tests.store.servers.fault_proxy import Fault
 from tests.store.weights.test_checkpoint_method import model, publish, settings
-from tests.unit.agent.test_proving import proof_of
+from tests.unit.agent.admission.test_proving import proof_of
 
 pytestmark = pytest.mark.timeout(240)
 

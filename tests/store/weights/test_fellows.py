@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from trainsync.agent.agent import Agent
-from trainsync.agent.commit_feed import CommitFeed
+from trainsync.agent.feeds.commits import CommitFeed
 from trainsync.agent.intervals import AgentIntervals
 from trainsync.agent.settings import read_settings
 from trainsync.api.protocol import SaveKind, SaveState
@@ -22,7 +22,7 @@ from tests.store.conftest import Place
 from tests.store.servers.fault_proxy import Fault
 from tests.unit.agent.conftest import Watched, has
 from tests.unit.agent.fake_server import FakeServer
-from tests.unit.agent.test_rendezvous import answers
+from tests.unit.agent.rendezvous.test_rendezvous import answers
 from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer, eventually
 
 pytestmark = pytest.mark.timeout(300)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import torch
 from trainsync.agent.agent import Agent
-from trainsync.agent.directory_feed import DirectoryFeed
+from trainsync.agent.feeds.directory import DirectoryFeed
 from trainsync.agent.intervals import AgentIntervals
 from trainsync.agent.settings import AgentSettings, read_settings
 from trainsync.storage.layout import RunDirectory

@@ -8,11 +8,11 @@ import torch
 from trainsync.agent.checks import AgentSettingsError
 from trainsync.engines.servers.custom import DriverError
 
+from tests.unit.agent.admission.test_proving import judged, proof_of
 from tests.unit.agent.conftest import Start
 from tests.unit.agent.fake_server import FakeServer
 from tests.unit.agent.own_server import SERVERS, OwnServer
 from tests.unit.agent.runs import Run, weights_of
-from tests.unit.agent.test_proving import judged, proof_of
 from tests.waiting import eventually
 
 _HERE = "tests.unit.agent.own_server"

@@ -6,10 +6,10 @@ from typing import Any
 from trainsync.api.protocol import ASLEEP
 from trainsync.engines.servers.tags import DISCARDED
 
+from tests.unit.agent.admission.test_proving import proof_of
 from tests.unit.agent.conftest import Start, Watched
 from tests.unit.agent.fake_server import FakeServer
 from tests.unit.agent.runs import Run, weights_of
-from tests.unit.agent.test_proving import proof_of
 from tests.waiting import eventually
 
 _SECONDS = 60.0

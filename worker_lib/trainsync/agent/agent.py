@@ -15,10 +15,11 @@ import torch
 from trainsync.agent.admission.committed import CountedReads
 from trainsync.agent.admission.on_request import ProofRequests
 from trainsync.agent.admission.sources import FellowsReaders, bucket_of, versions_of
-from trainsync.agent.commit_feed import CommitFeed
-from trainsync.agent.directory_feed import DirectoryFeed
 from trainsync.agent.endpoint import Answer, EndpointError, HealthEndpoint, json_answer, text_answer
-from trainsync.agent.feed import VersionFeed
+from trainsync.agent.feeds.base import VersionFeed
+from trainsync.agent.feeds.commits import CommitFeed
+from trainsync.agent.feeds.directory import DirectoryFeed
+from trainsync.agent.feeds.store import StoreFeed
 from trainsync.agent.fellows.objects import FellowsObjects
 from trainsync.agent.fellows.reader import FellowsBucketReader, FellowsReader
 from trainsync.agent.fellows.registry import FellowsLink
@@ -34,7 +35,6 @@ from trainsync.agent.rendezvous.link import MonitorLink
 from trainsync.agent.settings import AgentSettings
 from trainsync.agent.shared_state import SharedState
 from trainsync.agent.state import ReadinessLimits
-from trainsync.agent.store_feed import StoreFeed
 from trainsync.agent.watching import FeedWatch, ServerWatch
 from trainsync.engines.servers.base import ServerDriver
 from trainsync.engines.servers.errors import ServerError
@@ -49,19 +49,19 @@ from trainsync.weights.staging.area import StagingArea
 
 _LOG = logging.getLogger(__name__)
 _ALIVE_SECONDS: Final = 4.0  # a probe waits for 5
-_LOOK_SECONDS: Final = 5.0  # of a look at a store's index, or at what a bucket has
+_LOOK_SECONDS: Final = 5.0  # of a look at a store's index, or at a bucket's commits
 
 
 @dataclass(frozen=True)
 class _PassingOn:
-    """What an agent with ``--fellows`` has."""
+    """The parts of an agent with ``--fellows``."""
 
     link: FellowsLink
     server: FellowServer
     reader: FellowsReaders
 
     def close(self) -> None:
-        """Give fellows nothing any more, and remove what is held for them."""
+        """Give fellows no file any more, and remove the files held for them."""
         self.server.close()
         self.link.close()
         self.reader.close()
@@ -75,7 +75,7 @@ class Agent:
 
     Raises:
         SettingsError: the store cannot be opened.
-        DriverError: that of another kind of server cannot be had.
+        DriverError: the driver of another kind of server cannot be had.
         DeltaError: versions of a store need numba, which is not there.
         SharedMemoryError: the memory cannot be written to.
         EndpointError: the endpoint's address cannot be listened on.
@@ -282,7 +282,7 @@ class Agent:
         return ended
 
     def _passing_on(self, bucket: ObjectBucket | None) -> "_PassingOn":
-        """Raises `OSError`: nothing can be listened on, or kept in the memory.
+        """Raises `OSError`: the address cannot be listened on, or the memory not be written to.
 
         Args:
             bucket: of `bucket_of`.
@@ -318,7 +318,7 @@ class Agent:
         return text_answer(HTTPStatus.OK, "ok")
 
     def _readyz(self) -> Answer:
-        self._server_watch.look()  # it may have been restarted just now
+        self._server_watch.look()  # the server may have been restarted just now
         why = self._shared.state.unready(self._limits, time.monotonic())
         if why is None:
             return text_answer(HTTPStatus.OK, "ready")

@@ -1,4 +1,4 @@
-"""Checks of an agent's options, each with one sentence on what is wrong."""
+"""Checks of an agent's options, each of which tells a fault in one sentence."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _MOST_DIGITS: Final = 18
 
 
 class AgentSettingsError(Exception):
-    """An option or variable is not what it must be; the message names it."""
+    """An option or variable has a wrong value; the message names the option."""
 
 
 def url(option: str, text: str) -> str:

@@ -29,10 +29,10 @@ class HealthEndpoint:
         port: 0: a free one.
 
     Attributes:
-        url: where it listens.
+        url: of the endpoint.
 
     Raises:
-        EndpointError: it cannot listen.
+        EndpointError: the address cannot be listened on.
     """
 
     def __init__(self, host: str, port: int, answers: dict[str, Callable[[], Answer]]) -> None:

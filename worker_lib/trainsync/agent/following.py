@@ -58,7 +58,7 @@ _OUTCOMES: Final[tuple[tuple[type[BaseException], UpdateOutcome], ...]] = (
 
 
 Prepares = Callable[[int, StagedReference, Callable[[], None]], Preparation]
-"""Of a version; calls its last argument now and then, and raises what that raises."""
+"""Prepares a version; calls its last argument now and then, whose errors it lets through."""
 
 
 class _SupersededError(Exception):
@@ -67,7 +67,7 @@ class _SupersededError(Exception):
 
 @dataclass(frozen=True)
 class _PendingUpdate:
-    """A version in shared memory; ``proof`` None: it was saved without."""
+    """A version in shared memory; ``proof`` None: the version was saved without one."""
 
     tag: str
     reference: StagedReference
@@ -75,19 +75,19 @@ class _PendingUpdate:
 
 
 class Follower:
-    """One server. One thread.
+    """Brings versions to one server. One thread.
 
     Args:
-        source: verifies what it reads.
+        source: of verified versions.
         driver: its deadline is that of an update.
         timeout: seconds for a fetch.
         make_room: gives up memory that staging lacks; whether there was any.
         dtype: that floating-point tensors are staged in; None: their own.
         cycle: seconds between two decisions while nothing changes.
-        hosts: the others of the server's engine; None: it has one.
+        hosts: the other hosts of the server's engine; None: the engine has one host.
         prepare: lets the server prepare a version before its update, see `VLLMServer.prepare`;
-            None: it does not.
-        requests: for proofs of what the server has.
+            None: the server prepares none.
+        requests: for proofs of the server's weights.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Follower:
             _LOG.info("the server serves version %s after %.1f s", version.tag, seconds)
 
     def _prove(self, version: Version) -> None:
-        """Prove what the server has, without a load: such as one that an agent before updated."""
+        """Prove the server's weights without a load, such as those that an agent before brought."""
         try:
             self._shared.change(lambda state: state.entered(AgentPhase.PROVING))
             self._admission.judge(version, self._source.proof(version, self._timeout))
@@ -178,7 +178,7 @@ class Follower:
         _LOG.info("%s", error)
 
     def _prove_again(self, request: ProofRequest, state: AgentState) -> None:
-        """Compare what the server has once more; it stays ready meanwhile."""
+        """Compare the server's weights once more; the server stays ready meanwhile."""
         version, server = state.newest, state.server
         if server is None or version is None:
             why = f"the server does not answer: {state.server_error}"
@@ -188,7 +188,7 @@ class Follower:
             request.answer(None, "the server is asleep")
             return
         if state.lacks(version):
-            failure = state.failure  # else it would be brought now
+            failure = state.failure  # else the version would be brought now
             why = "" if failure is None else f", which failed: {failure.message}"
             request.answer(None, f"the server does not have {version.tag!r}{why}")
             return
@@ -197,7 +197,8 @@ class Follower:
         except (RefutedError, UnprovenError) as error:
             self._failed(version, error)
         except Exception as error:  # noqa: BLE001 - no error ends the agent
-            # Nothing was learnt of the server: it is served on, and no update waits for a retry.
+            # Nothing was learnt of the server: its weights are served on, and no update waits for a
+            # retry.
             why = str(error) or type(error).__name__
             details = None if isinstance(error, WeightsError) else error
             _LOG.warning("version %s is not proven anew: %s", version.tag, why, exc_info=details)
@@ -224,12 +225,12 @@ class Follower:
         """The version in shared memory.
 
         Raises:
-            _SupersededError; what `ReadsVersions.fetch` and `StagingArea.stage` raise.
+            _SupersededError; also errors of `ReadsVersions.fetch` and `StagingArea.stage`.
         """
         if self._staged is not None and self._has_staged(version):
             return self._staged  # such as for a server that was restarted
         self._staged = None
-        if self._hosts is not None:  # they fetch it meanwhile
+        if self._hosts is not None:  # the hosts fetch the version meanwhile
             self._hosts.want(version)
         self._shared.change(lambda state: state.entered(AgentPhase.FETCHING))
         failpoint("agent.fetching")
@@ -254,10 +255,10 @@ class Follower:
             return self._area.stage(step, tensors)
 
     def _on_all_hosts(self, version: Version, staged: _PendingUpdate) -> _PendingUpdate:
-        """The version with what the engine's other hosts say of it: they may have begun anew.
+        """The version with the references of the engine's other hosts, which may have begun anew.
 
         Raises:
-            _SupersededError; what `OtherHosts.joined` raises.
+            _SupersededError; also errors of `OtherHosts.joined`.
         """
         if self._hosts is None:
             return staged
@@ -274,11 +275,11 @@ class Follower:
     def _check_newest(self, version: Version, *, comes: bool = True) -> None:
         """See that the version is worth going on with, and the agent does not end.
 
-        One that is superseded is taken nevertheless when the one before was dropped: a trainer that
-        saves faster than the server loads would keep it at its old weights for ever.
+        A superseded version is taken nevertheless when the version before was dropped: a trainer
+        that saves faster than the server loads would keep the server at old weights for ever.
 
         Args:
-            comes: False: one of the engine's hosts fails to stage it, as one that is gone by now.
+            comes: False: one of the engine's hosts fails to stage the version, which may be gone.
         """
         if self._stop.is_set():
             raise _SupersededError
@@ -289,7 +290,7 @@ class Follower:
             raise _SupersededError
 
     def _prepare(self, version: Version, staged: _PendingUpdate) -> None:
-        """Raises `_SupersededError`; what `VLLMServer.prepare` raises."""
+        """Let the server prepare. Raises `_SupersededError` and errors of `VLLMServer.prepare`."""
         server = self._shared.state.server
         if self._prepare_version is None or server is None or server.paused:
             return
@@ -309,7 +310,7 @@ class Follower:
             )
 
     def _update(self, version: Version, staged: _PendingUpdate) -> bool:
-        """Whether the server was updated; False: that is not to be done any more."""
+        """Whether the server was updated; False: no update is needed any more."""
         self._shared.change(lambda state: state.entered(AgentPhase.UPDATING))
         with self._watch.updating():
             state = self._shared.state
@@ -333,7 +334,7 @@ class Follower:
         _, after = self._shared.change(lambda state: state.failed(version, outcome, why, now))
         assert after.failure is not None
         if outcome is not UpdateOutcome.PAUSED or after.failure.count > 1:
-            self._staged = None  # the copy may be what is wrong
+            self._staged = None  # the copy may be wrong
         wait = after.failure.retry_at - now
         details = error if outcome is UpdateOutcome.ERROR else None
         _LOG.error(

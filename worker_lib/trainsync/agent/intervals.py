@@ -12,7 +12,7 @@ class AgentIntervals:
         feed: of one question for a newer version.
         retry: before the feed or the monitor is asked again after a failure; doubled each time.
         look: between two looks at the server.
-        answer: a server answers within it, between two steps of its model.
+        answer: within which a server answers, between two steps of its model.
         stop: within which the threads have to end.
         unhinted: between two looks at the directory while the monitor tells of versions: a hint
             that is lost costs no more.

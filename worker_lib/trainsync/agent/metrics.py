@@ -1,4 +1,4 @@
-"""Prometheus metrics of one agent. What is not known has no series."""
+"""Prometheus metrics of one agent. An unknown value has no series."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ _SOURCES: Final[tuple[FetchSource, ...]] = get_args(FetchSource)
 
 
 class AgentMetrics:
-    """Counts what happens; any thread.
+    """Counts an agent's updates, bytes and proofs; any thread.
 
     Args:
         state: gives the present state, from which gauges are made at every scrape.
@@ -59,44 +59,48 @@ class AgentMetrics:
         self._registry.register(self._gauges)
 
     def ended(self, outcome: UpdateOutcome) -> None:
-        """A version that was begun ended so."""
+        """Counts an attempt to bring a version, by its outcome."""
         self._outcomes.labels(outcome.value).inc()
 
     def prepared(self, outcome: PreparationOutcome) -> None:
-        """The preparation of a version ended so."""
+        """Counts the preparation of a version, by its outcome."""
         self._preparations.labels(outcome.value).inc()
 
     def loaded(self, pause_seconds: float) -> None:
-        """The server took a version, which is not proven yet."""
+        """Records the pause in which the server took a version, which is not proven yet."""
         self._pause_seconds.observe(pause_seconds)
 
     def updated(self, seconds: float) -> None:
-        """The server serves a version."""
+        """Counts an update after which the server serves the version, and records its time."""
         self.ended(UpdateOutcome.UPDATED)
         self._update_seconds.observe(seconds)
         self._gauges.updated_at = time.time()
 
     def judged(self, judgement: Judgement, seconds: float) -> None:
-        """The server's weights were judged; ``seconds`` counts where it was asked."""
+        """Counts a judgement on the server's weights.
+
+        Args:
+            seconds: that it took; recorded where the server was asked.
+        """
         self._proofs.labels(judgement.verdict.value).inc()
         if judgement.verdict is not Verdict.ABSENT:
             self._proof_seconds.observe(seconds)
             self._gauges.judgement = judgement
 
     def staged(self, count: int) -> None:
-        """So many bytes were laid into shared memory."""
+        """Counts bytes laid into shared memory."""
         self._staged_bytes.inc(count)
 
     def fetched(self, source: FetchSource, count: int) -> None:
-        """So many bytes of a version came from there."""
+        """Counts bytes of a version that were fetched from ``source``."""
         self._fetched.labels(source).inc(count)
 
     def fellow_failed(self) -> None:
-        """A fellow did not give a file."""
+        """Counts a file that a fellow did not give."""
         self._fellow_failures.inc()
 
     def not_held(self) -> None:
-        """A version is not held for fellows, or not all of it."""
+        """Counts a version of which nothing, or not all, is held for fellows."""
         self._unheld.inc()
 
     def render(self) -> bytes:

@@ -26,7 +26,7 @@ def only_agent(memory: Path, url: str, wait: float = 2.0) -> Iterator[None]:
         wait: seconds for an agent that ends to release the server.
 
     Raises:
-        AnotherAgentError: another one is.
+        AnotherAgentError: another agent drives the server.
         OSError: the memory cannot be written to.
     """
     path = memory / f"trainsync-agent-{place_of(url)}.lock"

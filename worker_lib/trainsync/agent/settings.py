@@ -34,17 +34,17 @@ _LAST_PORT: Final = 65535
 _SERVERS: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 ProofPolicy = Literal["if-present", "required"]
-"""Of a version that was saved without a proof: its server is ready, or it is not loaded."""
+"""Policy for a version without a proof: its server is ready, or the version is not loaded."""
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where an agent reports.
+    """The monitor that an agent reports to, and the names in its reports.
 
     Attributes:
-        monitor: its URL.
+        monitor: URL of the monitor.
         servers: the entry of spec.servers.
         endpoint: URL of the server for clients, told to the monitor.
     """
@@ -104,7 +104,7 @@ class AgentSettings:
 
     @property
     def place(self) -> str:
-        """Where versions come from, for people."""
+        """The source of versions, for people."""
         return self.store.url if self.store is not None else self.bucket or str(self.directory)
 
 
@@ -475,7 +475,7 @@ def _fellows(given: argparse.Namespace) -> bool:
 
 
 def _endpoint(given: argparse.Namespace) -> str | None:
-    """The server's URL for clients, as far as it follows from the agent's own address."""
+    """The server's URL for clients, as far as the agent's own address tells."""
     host, server = (
         ip_address(checks.address(given.host)),
         urlsplit(checks.url("--server", given.server)),

@@ -15,11 +15,11 @@ class SharedState:
 
     @property
     def state(self) -> AgentState:
-        """As it is now."""
+        """The present state."""
         return self._state
 
     def change(self, step: Callable[[AgentState], AgentState]) -> tuple[AgentState, AgentState]:
-        """Replace the state by ``step`` of it; the one before and the one after."""
+        """Replace the state by ``step`` of the state; the state before and the state after."""
         with self._changed:
             before = self._state
             self._state = after = step(before)

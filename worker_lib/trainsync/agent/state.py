@@ -1,4 +1,4 @@
-"""An agent's knowledge, and what follows from it. Pure: no clock, no I/O; times are monotonic."""
+"""An agent's knowledge, and its decisions. Pure: no clock, no I/O; times are monotonic."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ FIRST_WAIT_SECONDS: Final = 1.0
 LONGEST_WAIT_SECONDS: Final = 60.0
 _MOST_KNOWN: Final = 256
 _NOT_ASKED: Final = "it was not asked yet"
-# The second is after a full load. Canaries may also go unanswered where much is asked of a server.
+# The second refutation is after a full load. A busy server may also leave canaries unanswered.
 _MOST_REFUTED: Final = 2
 _MOST_UNPROVEN: Final = 5
 
@@ -36,30 +36,30 @@ class UpdateOutcome(StrEnum):
     UPDATED = "updated"
     SUPERSEDED = "superseded"
     REFUSED = "refused"
-    """By the server, which serves what it had."""
+    """The server refused the version, and serves its weights from before."""
     PAUSED = "paused"
     """The server was left paused."""
     DAMAGED = "damaged"
     GONE = "gone"
     UNAVAILABLE = "unavailable"
-    """It could not be read in time."""
+    """The version could not be read in time."""
     NO_MEMORY = "no_memory"
     NO_PROOF = "no_proof"
-    """It was saved without a proof, and one is required. The server serves what it had."""
+    """The version has no proof, and one is required. The server keeps its weights from before."""
     REFUTED = "refuted"
-    """The server has it, and does not compute with its weights."""
+    """The server has the version, and does not compute with its weights."""
     UNPROVEN = "unproven"
-    """The server has it, and did not answer for its canaries."""
+    """The server has the version, and did not answer for its canaries."""
     ERROR = "error"
 
 
 @dataclass(frozen=True)
 class ReadinessLimits:
-    """When a server is ready.
+    """Limits within which a server is ready.
 
     Attributes:
-        max_staleness: steps that it may be behind.
-        serve_before_first: with whichever weights, until a version is committed.
+        max_staleness: steps that the server may be behind.
+        serve_before_first: whether any weights do, until a version is committed.
         blind_seconds: for which the newest version may be unknown.
     """
 
@@ -77,7 +77,7 @@ class ReportedWeights:
 
     @property
     def asleep(self) -> bool:
-        """Whether its memory sleeps."""
+        """Whether the server's memory sleeps."""
         return self.tag == ASLEEP
 
 
@@ -88,7 +88,7 @@ class UpdateFailure:
     Attributes:
         tag: of the version.
         count: failures of this version in a row.
-        at: when it failed.
+        at: time of the last failure.
         retry_at: when the version is tried again.
     """
 
@@ -102,7 +102,7 @@ class UpdateFailure:
 
 @dataclass(frozen=True)
 class AgentState:
-    """Everything that decides; each method gives the state after something happened.
+    """All knowledge that decides; each method gives the state after an event.
 
     Attributes:
         newest: committed version; None before the first.
@@ -110,10 +110,10 @@ class AgentState:
             unknown age: those of an older attempt may never have been trained on.
         looked_at: when the feed answered last; None: never.
         missing: the newest version is gone; another one is to be asked for.
-        server: None: it does not answer.
+        server: None: the server does not answer.
         judgement: of the weights that the server has; None: not known, as of a server that an
             agent before this one has updated.
-        last_judgement: of whichever weights; None: there was none.
+        last_judgement: of any weights; None: there was none.
         refutations: how often weights were refuted.
         not_admitted: judgements in a row that were like the last one, and admitted nothing, since
             the server began.
@@ -137,7 +137,7 @@ class AgentState:
 
     @property
     def version(self) -> int | None:
-        """That the server says it has; None: it does not say, or not of a trainer."""
+        """Step of the server's weights; None: not known, or no trainer's weights."""
         return None if self.server is None else version_in(self.server.tag)
 
     @property
@@ -151,7 +151,7 @@ class AgentState:
         """The feed tells of the newest version."""
         known = {}
         if self.newest is not None and version.is_trained_with(self.newest):
-            # What was saved at its step, or later, counts no more.
+            # Versions saved at its step, or later, count no more.
             known = {tag: step for tag, step in self.known.items() if step < version.step}
         known = dict([*known.items(), (version.tag, version.step)][-_MOST_KNOWN:])
         return replace(self.looked(now), newest=version, known=known, missing=False)
@@ -181,7 +181,7 @@ class AgentState:
         return state if same else state._began()
 
     def _began(self) -> "AgentState":
-        """The server has no weights of a trainer: it was started, perhaps in place of another."""
+        """The server was started, perhaps in place of another: no trainer made its weights."""
         again = self.started_anew or self.hopeless is not None
         return replace(self, not_admitted=0, started_anew=again)
 
@@ -254,7 +254,7 @@ class AgentState:
     def quarantined(self) -> bool:
         """Whether the server has weights that only a full load may mend.
 
-        One that does not answer is asked once more before: broken weights give no answer, too.
+        A server without an answer is asked once more before: broken weights give none, too.
         """
         judgement, failure = self.judged_now, self.failure
         if judgement is None or judgement.verdict is Verdict.REFUTED:

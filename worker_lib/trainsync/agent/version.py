@@ -50,9 +50,9 @@ class Version:
     def follows(self, other: "Version | None") -> bool:
         """Whether a server that takes ``other`` has to take this one now.
 
-        It does when the run has got further, in a newer attempt or after a restart in place also at
-        an earlier step, or has replaced ``other`` by other weights of its step, and when it is
-        another run.
+        The server has to when the run has got further, in a newer attempt or after a restart in
+        place also at an earlier step; when the run has replaced ``other`` by other weights of the
+        same step; and when this version is of another run.
         """
         if other is None or self.run_uid != other.run_uid:
             return True

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from trainsync.agent.feed import FeedError, VersionFeed
+from trainsync.agent.feeds.base import FeedError, VersionFeed
 from trainsync.agent.intervals import DEFAULT_INTERVALS, AgentIntervals
 from trainsync.agent.rendezvous.hints import Hints
 from trainsync.agent.shared_state import SharedState
@@ -67,7 +67,7 @@ class FeedWatch:
             return
         self._changed(lambda state: state.found(found, now))
         if state.missing:
-            self._stop.wait(self._intervals.retry)  # it may be the same one again
+            self._stop.wait(self._intervals.retry)  # the feed may tell of the same version again
         if state.newest != found:
             _LOG.info("version %s of attempt %d is the newest", found.tag, found.attempt)
 
@@ -86,7 +86,7 @@ class FeedWatch:
 
 
 class ServerWatch:
-    """Keeps what the state says of the server up to date.
+    """Keeps the state's knowledge of the server up to date.
 
     Args:
         driver: with a short deadline for each call.
@@ -112,7 +112,7 @@ class ServerWatch:
             self._stop.wait(self._intervals.look)
 
     def look(self) -> bool:
-        """Ask the server, unless it is being updated; whether it was asked."""
+        """Ask the server, unless an update goes on; whether the server was asked."""
         if self._shared.state.phase is AgentPhase.UPDATING:
             return False
         if not self._using.acquire(timeout=_WAIT_SECONDS):

@@ -82,11 +82,11 @@ class CountedReads:
 
 
 def _proof_of(bucket: ObjectBucket, stored: Stored) -> Proof | None:
-    """The proof of a committed step; None: it was saved without.
+    """The proof of a committed step; None: the step was saved without one.
 
     Raises:
-        DamagedFileError: it cannot be understood, or there are several.
-        DigestMismatchError: it is gone, differs from the manifest, or is of another step.
+        DamagedFileError: the proof cannot be understood, or there are several.
+        DigestMismatchError: the proof is gone, differs from the manifest, or is of another step.
         StoreError: the bucket cannot be read.
     """
     step = stored.manifest.step

@@ -1,4 +1,4 @@
-"""Proofs that somebody asks for, of what the server has already."""
+"""Proofs on request, of weights that the server has already."""
 
 import threading
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from trainsync.agent.admission.judgement import Judgement
 from trainsync.agent.shared_state import SharedState
 
 WAIT_SECONDS: Final = 12.0
-"""For which a request waits: the command line's own deadline is 15 s."""
+"""A request waits so long: the command line's own deadline is 15 s."""
 
 
 @dataclass
@@ -18,7 +18,7 @@ class ProofRequest:
     Attributes:
         taken: the follower has begun.
         judgement: None: the server's weights could not be compared.
-        reason: why not.
+        reason: of a missing judgement.
     """
 
     taken: bool = False

@@ -1,4 +1,4 @@
-"""Ask the server for its canaries, before it is ready."""
+"""Proves a server's weights by its answers for canaries, before the server is ready."""
 
 import logging
 import time
@@ -29,7 +29,7 @@ class UnprovenError(WeightsError):
 
 
 class FellAsleepError(WeightsError):
-    """The server sleeps: its weights are judged when it wakes up."""
+    """The server sleeps: its weights are judged after waking up."""
 
 
 class Admission:
@@ -49,8 +49,8 @@ class Admission:
         """The server is about to get a version.
 
         Args:
-            has: tag that the server says it has. One that it did not get here is of a server that
-                was started anew: what is known of the one before counts no more.
+            has: tag that the server reports. A tag that this agent did not bring is of a server
+                that was started anew: knowledge of the server before counts no more.
             gets: tag of the version.
         """
         if has not in self._expected:
@@ -58,14 +58,14 @@ class Admission:
         self._expected = frozenset((has, gets))
 
     def judge(self, version: Version, proof: Proof | None) -> None:
-        """Compare the server with the version that it says it has, and tell the state.
+        """Compare the server with the version that the server reports, and tell the state.
 
         Args:
-            proof: None: the version was saved without.
+            proof: None: the version was saved without one.
 
         Raises:
             RefutedError, UnprovenError: the server is not to be ready.
-            FellAsleepError: the state is told nothing.
+            FellAsleepError: the server sleeps, and the state is told nothing.
         """
         started = time.monotonic()
         failpoint("agent.judging")

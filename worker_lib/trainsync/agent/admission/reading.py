@@ -24,7 +24,7 @@ class FetchedVersion:
 
     Attributes:
         tensors: full CPU tensors.
-        proof: None: it was saved without.
+        proof: None: the version was saved without one.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -32,14 +32,14 @@ class FetchedVersion:
 
 
 class ReadsVersions(Protocol):
-    """Where versions are read. One thread, and another one for `close`."""
+    """Reads versions. One thread, and another one for `close`."""
 
     def fetch(self, version: Version, timeout: float) -> FetchedVersion:
         """A version, verified; its tensors are valid until the next call.
 
         Raises:
-            NoProofError: it has no proof, and one is required; its weights are not read.
-            Also what `WeightSource.fetch` raises.
+            NoProofError: the version has no proof, and one is required; no weights are read.
+            Also errors of `WeightSource.fetch`.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Where an agent's versions are read, by its settings."""
+"""Readers of an agent's versions, by the agent's settings."""
 
 from trainsync.agent.admission.committed import BucketVersions, CountedReads
 from trainsync.agent.admission.reading import CommittedVersions, ReadsVersions
@@ -13,7 +13,7 @@ from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.of_run import open_run_store
 
 FellowsReaders = FellowsReader | FellowsBucketReader | FellowsObjects
-"""Of a directory, of a bucket, of a store."""
+"""Readers of a directory, of a bucket, of a store."""
 
 
 def versions_of(
@@ -22,7 +22,7 @@ def versions_of(
     fellows: FellowsReaders | None,
     metrics: AgentMetrics,
 ) -> ReadsVersions:
-    """Where an agent reads versions; without fellows from where they were saved.
+    """The reader of an agent's versions; without fellows of the place where they were saved.
 
     Args:
         bucket: of `bucket_of`.
@@ -45,7 +45,7 @@ def versions_of(
 
 
 def bucket_of(settings: AgentSettings) -> ObjectBucket | None:
-    """Where versions are fetched from; None: from a directory.
+    """The bucket that versions are fetched from; None: they come from a directory.
 
     Raises:
         SettingsError: the store cannot be opened.

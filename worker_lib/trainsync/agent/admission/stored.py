@@ -17,8 +17,8 @@ from trainsync.weights.transports.anchors.source import StoreSource
 class StoredVersions:
     """Reads the versions that `sync.method: store` publishes. See `ReadsVersions`.
 
-    It holds the version that was read last, from which deltas lead to the next one, and the memory
-    for that.
+    The reader holds the version that was read last, from which deltas lead to the next one, and
+    the memory for that version.
 
     Args:
         bucket: with the right to read alone.
@@ -50,7 +50,7 @@ class StoredVersions:
         if self._fellows is not None:
             self._fellows.begin(version.step, version.published.meta.bytes)
         weights = self._source.fetch(version.published, left)
-        if self._fellows is None:  # else they count
+        if self._fellows is None:  # else fellows count
             self._metrics.fetched("store", weights.bytes)
         self._source.copied(weights)  # for the next delta, while this version is staged
         return FetchedVersion(weights.state_dict, proof)

@@ -24,7 +24,7 @@ class FellowFailedError(Exception):
 def from_fellow(
     fellow: Fellow, key: str, holding: Holding, index: int, stall: float, deadline: float
 ) -> None:
-    """Write a file as its bytes come.
+    """Write a fellow's file into a holding as its bytes come.
 
     Args:
         key: of the run.
@@ -32,7 +32,7 @@ def from_fellow(
         deadline: of the file, on the monotonic clock.
 
     Raises:
-        FellowFailedError: see there; the file is to be written anew.
+        FellowFailedError: the fellow failed, and the file is to be written anew.
         OSError: the memory cannot be written to.
     """
     entry = holding.files[index]
@@ -54,8 +54,8 @@ def from_volume(directory: Path, holding: Holding, index: int, deadline: float) 
     """Copy a file of the step's folder ``directory``.
 
     Raises:
-        DigestMismatchError: it is not what was committed.
-        WeightsUnavailableError: it could not be read by ``deadline``.
+        DigestMismatchError: the file differs from the committed one.
+        WeightsUnavailableError: the file could not be read by ``deadline``.
         OSError: the volume or the memory failed.
     """
     path = directory / holding.files[index].path
@@ -75,8 +75,8 @@ def from_pieces(
         name: of their source, for messages.
 
     Raises:
-        DigestMismatchError: they are not those that are expected.
-        WeightsUnavailableError: they did not come by ``deadline``.
+        DigestMismatchError: the bytes are not the expected ones.
+        WeightsUnavailableError: the bytes did not come by ``deadline``.
         OSError: the memory cannot be written to.
     """
     entry = holding.files[index]

@@ -54,23 +54,23 @@ class Holding:
             raise
 
     def path(self, index: int) -> Path:
-        """Of a file."""
+        """The path of a file."""
         return self._paths[index]
 
     def wrote(self, index: int, end: int) -> None:
-        """The file's first ``end`` bytes are there; fewer than before: it is written anew."""
+        """Note that a file's first ``end`` bytes are there; fewer, once the file begins anew."""
         with self._changed:
             self._there[index] = end
             self._changed.notify_all()
 
     def there(self, index: int, offset: int, deadline: float) -> int:
-        """How many bytes of a file are there, once that is more than ``offset``.
+        """Count the bytes of a file that are there, once they are more than ``offset``.
 
         Args:
-            deadline: on the monotonic clock; after it the answer may be ``offset`` or less.
+            deadline: on the monotonic clock; once past, the answer may be ``offset`` or less.
 
         Raises:
-            HoldingClosedError: see there.
+            HoldingClosedError: a newer version took the place of this one.
         """
         with self._changed:
             self._changed.wait_for(
@@ -82,7 +82,7 @@ class Holding:
             return self._there[index]
 
     def close(self) -> None:
-        """Remove the files. What a fellow has open ends for it."""
+        """Remove the files. Fellows that still read one get no more of it."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""How much of this host's memory may be held for fellows: what staging leaves."""
+"""Memory of this host that may hold files for fellows: the part that staging leaves."""
 
 import logging
 import threading
@@ -9,12 +9,12 @@ from trainsync.agent.metrics import AgentMetrics
 _LOG = logging.getLogger(__name__)
 
 RoomBeside = Callable[[int], int]
-"""Bytes that are free besides what staging a version of about so many bytes takes; see
+"""Bytes that are free besides those that staging a version of about so many bytes takes; see
 `StagingArea.room_beside`."""
 
 
 class HeldMemory:
-    """Counts what is held of one version, and tells where a version is not held. Any thread but for
+    """Counts held bytes of one version, and warns of a version that is not held. Any thread but for
     `begin`, which asks ``room`` in the thread that stages."""
 
     def __init__(self, room: RoomBeside, metrics: AgentMetrics) -> None:
@@ -27,18 +27,18 @@ class HeldMemory:
         self._told = False
 
     def begin(self, step: int, staged: int) -> None:
-        """Another version is fetched; what was held of the one before is gone.
+        """Begin another version; nothing is held of the version before.
 
         Args:
-            staged: bytes that it may have when it is staged, before a version was.
+            staged: bytes of the version, about, for a memory in which none was staged yet.
         """
         left = self._room(staged)
         with self._lock:
-            self._told = self._is_without  # a version was held since: it is told of again
+            self._told = self._is_without  # after a version that was held, the next lack is logged
             self._step, self._left, self._is_without = step, left, False
 
     def take(self, size: int) -> bool:
-        """Whether so many bytes more may be held."""
+        """Count so many bytes more as held, if they may be; whether they may."""
         with self._lock:
             left = self._left
             if size <= left:
@@ -48,12 +48,12 @@ class HeldMemory:
         return False
 
     def give_back(self, size: int) -> None:
-        """So many bytes are held no more."""
+        """Count so many bytes as held no more."""
         with self._lock:
             self._left += size
 
     def without(self, why: object) -> None:
-        """The version is not held, or not all of it."""
+        """Count the version as not held, or not all of it, and log why."""
         with self._lock:
             counted, told = self._is_without, self._told
             self._is_without = self._told = True

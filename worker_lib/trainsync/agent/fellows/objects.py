@@ -31,7 +31,8 @@ class FellowsObjects:
     """See `ReadsObject`. Any thread; each object is one `Holding`.
 
     Args:
-        folder: for objects, in this host's memory; what an agent before left there is removed.
+        folder: for objects, in this host's memory; files that an agent before left there are
+            removed.
         known: gives the fellows of now.
         stall: seconds without a byte after which the next source is taken.
         room: see there.
@@ -65,7 +66,7 @@ class FellowsObjects:
         folder.mkdir(mode=0o700)
 
     def begin(self, version: int, size: int) -> None:
-        """Another version is read now: its memory is needed, and each fellow is asked again.
+        """Begin a version, which needs the memory of the one before; each fellow is asked again.
 
         Args:
             size: bytes of its tensors.
@@ -77,8 +78,8 @@ class FellowsObjects:
         self._memory.begin(version, size)
 
     def __call__(self, stored: StoredObject, deadline: float) -> Iterable[bytes]:
-        """See `ReadsObject`. Where the memory has no room beside what staging takes, the store is
-        read as without."""
+        """See `ReadsObject`. Where staging leaves no room in memory, the store is read as
+        without fellows."""
         if not self._memory.take(stored.bytes):
             return self._unheld(stored, deadline)
         holding: Holding | None = None
@@ -98,7 +99,7 @@ class FellowsObjects:
             raise
 
     def make_room(self) -> bool:
-        """Give up what is held, for staging; False: nothing is."""
+        """Give up held objects, for staging; False: none is held."""
         with self._changing:
             held, self._held = self._held, {}
         self._server.hold(None)
@@ -115,8 +116,8 @@ class FellowsObjects:
         return self._bucket.until(deadline).blocks(stored.key, stored.bytes)
 
     def _give_up(self, stored: StoredObject, holding: Holding | None) -> bool:
-        """Whether the object's memory counted until now: not that of one whose place another read,
-        or another version, has taken since."""
+        """Whether the object's memory counted until now: not where another read, or another
+        version, has taken the place of the object."""
         counted = True
         if holding is not None:
             with self._changing:

@@ -1,4 +1,4 @@
-"""From which fellows an agent takes a version, and until when. Pure."""
+"""Fellows from which an agent takes a version, and the time that they get. Pure."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from trainsync.api.protocol import Fellow
 
 MOST_TRIED: Final = 2
-"""Each costs a stall where it is cut off; the volume or the bucket comes after them."""
+"""A fellow that is cut off costs a stall; the volume or the bucket comes after them."""
 _SHARE_OF_TIME: Final = 0.5
 
 
@@ -24,5 +24,5 @@ def sources(me: str, fellows: Iterable[Fellow]) -> list[Fellow]:
 
 
 def fellows_until(deadline: float, now: float) -> float:
-    """Until when fellows are asked: the volume or the bucket gets the rest of what is left."""
+    """The end of the fellows' time: the volume or the bucket gets the rest until the deadline."""
     return now + max(0.0, deadline - now) * _SHARE_OF_TIME

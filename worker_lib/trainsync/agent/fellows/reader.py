@@ -32,7 +32,7 @@ class FellowsReader:
     def __call__(
         self, directory: Path, manifest: Manifest, *, deadline: float
     ) -> Mapping[str, torch.Tensor]:
-        """See `ReadsWeights`. Where the memory has no room, the volume is read as without."""
+        """See `ReadsWeights`. Where the memory has no room, the volume is read directly."""
 
         def take(holding: Holding, index: int, until: float) -> None:
             from_volume(directory, holding, index, until)
@@ -54,7 +54,7 @@ class FellowsBucketReader:
 
     Args:
         read: puts weights together in this host's memory, and verifies each file again.
-        read_bucket: puts them together from the bucket, where the memory has no room.
+        read_bucket: puts weights together from the bucket, where the memory has no room.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ class KnownFellows:
 
 
 class FellowsLink:
-    """To one monitor. While it does not answer, no fellow is known, and none is asked.
+    """Link to one monitor. While no answer comes, no fellow is known, and none is asked.
 
     Args:
         address: where this agent passes versions on; set before `run`.
@@ -51,7 +51,7 @@ class FellowsLink:
         return self._known
 
     def key(self) -> str | None:
-        """That fellows have to prove."""
+        """The key that fellows have to prove."""
         known = self._known
         return None if known is None else known.key
 

@@ -1,4 +1,11 @@
-"""Gives what is held of versions to fellows that know the run's key."""
+"""Gives held versions to fellows that know the run's key.
+
+A connection carries one file. Each begins with the handshake of a broadcast's control line
+(`trainsync.weights.transports.broadcast`), with the token HMAC-SHA256(the monitor's key, "chain
+fellows") and ``hello {version, file, offset}``, a place in the manifest's files; after the welcome
+come 0x06 and the file's bytes without frames. An object of a store is a version of one file, whose
+path is the object's key.
+"""
 
 import logging
 import os
@@ -19,7 +26,7 @@ _MOST_FELLOWS: Final = 16  # connections at once; each has a thread
 _MEET_SECONDS: Final = 5.0
 NAME: Final = "fellows"
 GO: Final = b"\x06"
-"""What a fellow says before the file's bytes come: they must not follow a frame at once."""
+"""A fellow's byte before the bytes of the file, which must not follow a frame at once."""
 
 
 class FellowServer:
@@ -31,7 +38,7 @@ class FellowServer:
         wait: seconds for a version that this agent does not hold yet, or for its next bytes.
 
     Raises:
-        OSError: it cannot listen.
+        OSError: the address cannot be listened on.
     """
 
     def __init__(self, host: str, key: Callable[[], str | None], wait: float) -> None:
@@ -49,10 +56,10 @@ class FellowServer:
         threading.Thread(target=self._listen, name="trainsync-fellows", daemon=True).start()
 
     def hold(self, holding: Holding | None, *, expected: bool = True) -> None:
-        """Give this from now on, and nothing else: what was given before is removed.
+        """Give one holding from now on: holdings that were given before are removed.
 
         Args:
-            expected: whether anything is going to be held; else fellows hear so at once.
+            expected: whether a holding is going to come; else fellows are refused at once.
         """
         with self._changed:
             before = self._holdings
@@ -63,22 +70,22 @@ class FellowServer:
             one.close()
 
     def add(self, holding: Holding) -> None:
-        """Give this, too."""
+        """Give one more holding."""
         with self._changed:
             self._holdings = (*self._holdings, holding)
             self._changed.notify_all()
 
     def drop(self, holding: Holding) -> None:
-        """Give this no more: it is removed."""
+        """Give a holding no more: its files are removed."""
         with self._changed:
             self._holdings = tuple(one for one in self._holdings if one is not holding)
         holding.close()
 
     def close(self) -> None:
-        """Give nothing any more."""
+        """Give no holding any more."""
         self._closed = True
         try:
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes the listener
         except OSError as error:
             _LOG.debug("the listener was closed already: %s", error)
         self.hold(None)

@@ -29,7 +29,7 @@ class HeldVersions:
     """One version at a time, every file compared with its digest. One thread.
 
     Args:
-        folder: for files, in this host's memory; what an agent before left there is removed.
+        folder: for files, in this host's memory; files that an agent before left there are removed.
         known: gives the fellows of now.
         stall: seconds without a byte after which the next source is taken.
         room: see there.
@@ -61,17 +61,16 @@ class HeldVersions:
     def bring(
         self, manifest: Manifest, origin: FetchSource, take: TakesFile, deadline: float
     ) -> Path | None:
-        """The folder with all files of a version; None: the memory has no room for them, beside
-        what staging takes.
+        """The folder with all files of a version; None: staging leaves no room for them in memory.
 
         Args:
             origin: where ``take`` reads.
             deadline: on the monotonic clock.
 
         Raises:
-            What ``take`` raises, but for OSError.
+            Errors of ``take``, but for OSError.
         """
-        self._drop()  # its memory is needed
+        self._drop()  # the version to come needs its memory
         self._memory.begin(manifest.step, manifest.bytes)
         if not self._memory.take(manifest.bytes):
             self._drop(expected=False)
@@ -94,7 +93,7 @@ class HeldVersions:
         return holding.folder
 
     def make_room(self) -> bool:
-        """Give up what is held, for staging; False: nothing is."""
+        """Give up the held version, for staging; False: none is held."""
         if not self._is_held:
             return False
         self._drop(expected=False)
@@ -112,7 +111,7 @@ class HeldVersions:
     def _fill(
         self, holding: Holding, origin: FetchSource, take: TakesFile, deadline: float
     ) -> Counter[str]:
-        """How many bytes came from each source, by its name for people."""
+        """Bytes that came from each source, by the source's name for people."""
         known = self._known()
         left = [] if known is None else sources(known.me, known.fellows)
         key = "" if known is None else known.key

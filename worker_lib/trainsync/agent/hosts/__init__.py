@@ -1,7 +1,5 @@
-"""One engine on several hosts: each of them needs the weights in its own shared memory.
+"""One engine on several hosts, each of which needs the weights in its own shared memory.
 
-The agent beside the server leads (`leading`): it says which version it brings, and updates the
-server when each other host has that version. There an agent without a server stages what the
-leading one says (`staging`, put together in `agent`). Both only ask one another: no request changes
-anything.
+Begin at `leading`, the side of the agent beside the server; `staging` is the side of each other
+host, whose agent has no server and is put together in `agent`.
 """

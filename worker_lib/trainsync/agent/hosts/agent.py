@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class HostAgent:
-    """Stages what the leading agent brings, until `close`.
+    """Stages the versions that the leading agent brings, until `close`.
 
     Args:
         settings: ``server`` is the leading agent.

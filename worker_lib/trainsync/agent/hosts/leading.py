@@ -1,4 +1,4 @@
-"""The leading agent's side: says which version it brings, and waits for the other hosts."""
+"""The leading agent's side: names the version to stage, and waits for the other hosts."""
 
 import threading
 import time
@@ -65,20 +65,20 @@ class OtherHosts:
         stop: threading.Event,
         check: Callable[[bool], None],
     ) -> StagedReference:
-        """The reference to a version with those of the other hosts, once each of them has it.
+        """The reference to a version, with those of the other hosts once each host has staged it.
 
         Args:
             tag: of the version, which `want` was told of.
             content: digest of its tensors on this host.
             deadline: `time.monotonic`.
             stop: ends a pause between two questions.
-            check: called while it waits, with whether a host fails to stage the version; raises
-                what ends the wait.
+            check: called during the wait, with whether a host fails to stage the version; raises
+                to end the wait.
 
         Raises:
-            WeightsUnavailableError: a host does not have it in time.
+            WeightsUnavailableError: a host does not have the version in time.
             DigestMismatchError: a host staged other bytes under that tag.
-            Also what ``check`` raises.
+            Also errors of ``check``.
         """
         found = []
         for rank, agent in enumerate(self._agents, 1):
@@ -101,7 +101,7 @@ class OtherHosts:
         deadline: float,
         check: Callable[[bool], None],
     ) -> StagedReference | None:
-        """None: not yet."""
+        """The host's reference to the version; None: the host has not staged it yet."""
         late = time.monotonic() >= deadline
         try:
             there, why = _ask(agent), "it stages another version"

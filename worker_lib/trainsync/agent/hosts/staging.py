@@ -30,20 +30,20 @@ _LOG = logging.getLogger(__name__)
 
 
 class HostStager:
-    """Keeps in shared memory what the leading agent brings. `run` in one thread.
+    """Keeps the leading agent's version in shared memory. `run` in one thread.
 
     Args:
         leader: the leading agent.
-        source: verifies what it reads.
+        source: of verified versions.
         timeout: seconds for a fetch.
         dtype: as the leading agent's.
         poll: seconds between two questions to the leading agent.
-        answer: seconds within which it answers.
+        answer: seconds within which the leading agent answers.
 
     Attributes:
-        said: what is staged; any thread.
-        wanted: tag of the version that the leading agent brings; None: it has none, or never
-            answered.
+        said: the version that is staged; any thread.
+        wanted: tag of the version that the leading agent brings; None: the agent has none, or
+            never answered.
         leader_error: why the leading agent does not answer; None while it does.
     """
 
@@ -86,7 +86,7 @@ class HostStager:
             self._stop.wait(self._poll)
 
     def _ask(self) -> Version | None:
-        """The version that the leading agent brings; None: none, or it does not answer."""
+        """The version that the leading agent brings; None: none, or the agent does not answer."""
         try:
             deadline = time.monotonic() + self._answer_seconds
             status, data = self._leader.raw("GET", WANTED_PATH, deadline)

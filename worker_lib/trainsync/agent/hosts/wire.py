@@ -1,4 +1,10 @@
-"""What the agents of one engine's hosts tell one another, as JSON."""
+"""Messages between the agents of one engine's hosts, as JSON.
+
+The page of the leading agent, which is beside the server, names the version that the agent brings.
+The page of each other agent names the version that the agent has staged, and the leading agent
+updates the server when all have staged it. Agents only read these pages: no request changes
+anything.
+"""
 
 from typing import Final
 
@@ -13,12 +19,12 @@ STAGED_PATH: Final = "/staged.json"
 
 
 class WireError(Exception):
-    """Another agent's answer is not what it should be."""
+    """Another agent's answer cannot be understood."""
 
 
 @dataclass(frozen=True, config=RECORD_CONFIG)
 class Wanted:
-    """What the leading agent brings, or has brought.
+    """The version that the leading agent brings, or has brought.
 
     Attributes:
         version: None: none yet.
@@ -29,14 +35,14 @@ class Wanted:
 
 @dataclass(frozen=True, config=RECORD_CONFIG)
 class StagedThere:
-    """What a host has in its shared memory.
+    """The version in a host's shared memory, and the last failure to stage one.
 
     Attributes:
         tag: of the version; None: none.
-        index, digest: by which the host's workers find it, as in `StagedReference`.
+        index, digest: by which the host's workers find the version, as in `StagedReference`.
         content: digest of its tensors (`StagedIndex.digest`).
         failed: tag of the version that could not be staged the last time; None: nothing failed.
-        error: why.
+        error: the reason of that failure.
     """
 
     tag: str | None = None
@@ -57,7 +63,7 @@ def encode_wanted(wanted: Wanted) -> bytes:
 
 
 def decode_wanted(data: bytes) -> Wanted:
-    """Of `encode_wanted`. Raises `WireError`."""
+    """The message of `encode_wanted`. Raises `WireError`."""
     try:
         return _WANTED.validate_json(data)
     except ValidationError as error:
@@ -70,7 +76,7 @@ def encode_staged(staged: StagedThere) -> bytes:
 
 
 def decode_staged(data: bytes) -> StagedThere:
-    """Of `encode_staged`. Raises `WireError`."""
+    """The message of `encode_staged`. Raises `WireError`."""
     try:
         return _STAGED.validate_json(data)
     except ValidationError as error:

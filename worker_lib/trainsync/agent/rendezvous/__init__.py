@@ -1,5 +1,4 @@
-"""Messages between an agent and the run's monitor. Begin at `link`.
+"""Messages between an agent and the run's monitor: reports of the server, hints of new versions.
 
-The agent reports of its server; the monitor tells of new versions, as hints to look at the run's
-directory now. Without a monitor that answers, the directory is looked at as often as ever.
+Begin at `link`. While no monitor answers, the agent looks for versions by itself.
 """

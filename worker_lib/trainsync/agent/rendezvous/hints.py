@@ -1,4 +1,4 @@
-"""When the run's directory is to be looked at, by what the monitor says."""
+"""Times to look at the run's directory, by the monitor's word."""
 
 import threading
 
@@ -7,7 +7,7 @@ from trainsync.api.protocol import ServerNews
 
 
 class Hints:
-    """Told by one thread, asked by another.
+    """The monitor's word on versions. Told by one thread, asked by another.
 
     Args:
         seldom: seconds between two looks while the monitor tells of the version that is known.
@@ -20,7 +20,7 @@ class Hints:
         self._closed = False
 
     def heard(self, news: ServerNews | None) -> None:
-        """The monitor's last word; None: it does not answer."""
+        """Take the monitor's last word; None: the monitor does not answer."""
         with self._changed:
             self._news = news
             self._changed.notify_all()
@@ -28,8 +28,8 @@ class Hints:
     def agree(self, known: Version | None) -> bool:
         """Whether the monitor answers, and its newest version is this one.
 
-        Else the directory is looked at as without a monitor: a volume may show late what the
-        monitor tells of, and the monitor's word alone is nothing to go by.
+        Else the directory is looked at as without a monitor: a volume may show a version later than
+        the monitor tells of it, and the monitor's word alone is nothing to go by.
         """
         news = self._news
         if news is None or not news.mark:
@@ -38,7 +38,7 @@ class Hints:
         return told == (None if known is None else known.published.meta.digest)
 
     def pause(self, known: Version | None) -> None:
-        """Return at once unless they agree; then when they do no more, or the next look is due."""
+        """Wait while monitor and ``known`` agree, at most until the next look is due."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not self.agree(known), self._seldom)
 

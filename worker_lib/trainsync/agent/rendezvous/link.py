@@ -21,7 +21,7 @@ _REFUSED_WAIT: Final = 60.0
 
 
 class MonitorLink:
-    """To one monitor, whose word is a hint.
+    """Link to one monitor, whose word is a hint.
 
     Args:
         agent: URL of this agent for clients; None: none is known.

@@ -1,4 +1,4 @@
-"""Why a version is not prepared; the server serves what it had."""
+"""Reasons why a version is not prepared; the server serves its weights from before."""
 
 
 class UnpreparableError(Exception):

@@ -1,4 +1,4 @@
-"""One model of a worker: which tensors it takes, how they are loaded, and compared afterwards."""
+"""One model of a worker: the tensors that it takes, their load, and the comparison after it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from vllm.logger import init_logger
 
-from trainsync.integrations.vllm.layer_check import LayerCheck
+from trainsync.integrations.vllm.checks.layers import LayerCheck
 from trainsync.integrations.vllm.lora_names import without_wrappers
 from trainsync.integrations.vllm.reload import reloading
 from trainsync.weights.buckets.layout import TensorMeta
@@ -39,7 +39,7 @@ class Taken:
         self._tied = is_tied(model_config)
 
     def misfit(self, offered: Mapping[str, TensorMeta]) -> str | None:
-        """Why tensors under these names are not those; None when they are, or nobody knows."""
+        """Why the model does not take the offered tensors; None: the model takes them, or may."""
         if self._metas is None:
             return None
         metas = [replace(meta, name=name) for name, meta in offered.items()]
@@ -52,7 +52,7 @@ class LoadedModel:
 
     Args:
         model_config: of vLLM.
-        parameters: the word for its parameters, in messages.
+        parameters: the word for the model's parameters, in messages.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class LoadedModel:
             _LOG.warning("layers are compared from the first version on: %s", error)
 
     def weights(self, tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
-        """Those of a version that are loaded."""
+        """The tensors of a version that are loaded."""
         return [
             (name, tensor)
             for name, tensor in tensors.items()
@@ -106,11 +106,10 @@ class LoadedModel:
 
         Args:
             name: of the tensors.
-            model: this one, or a copy that is to become it.
+            model: this model, or a copy that is to take its place.
 
         Raises:
-            WeightsError: some have other weights; or they cannot be compared, and are not the
-                model's own.
+            WeightsError: some layers have other weights; or layers of a copy cannot be compared.
         """
         if self._layers is None:
             return
@@ -119,7 +118,7 @@ class LoadedModel:
         except Exception as error:
             if model is not self._model:  # a fault of the copy, without which the server can do
                 raise WeightsError(f"prepared layers cannot be compared: {error!r}") from error
-            # A layer of a kind that nobody has tried: without it the server can serve as before.
+            # A layer of an untried kind: the server can serve without the comparison, as before.
             _LOG.exception("layers cannot be compared with %s, and are not from now on", name)
             self._layers = None
             return
@@ -136,9 +135,9 @@ class LoadedModel:
         """Raises `SchemaMismatchError`: some parameters were not loaded.
 
         Args:
-            loaded: names that the model's own loader told; None: it tells none.
+            loaded: names that the model's own loader told; None: the loader tells none.
         """
-        # A tied one has one name; below LoRA vLLM says the names of before it wrapped the layers.
+        # A tied parameter has one name; below LoRA vLLM tells names from before it wrapped layers.
         wanted = {without_wrappers(name) for name, _ in self._model.named_parameters()}
         # As vLLM's own loader does: layers of quantised models have parameters of their own.
         if loaded is not None and self._config.quantization is None:

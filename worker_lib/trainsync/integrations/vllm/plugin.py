@@ -1,4 +1,4 @@
-"""vLLM's entry point: it calls `register` in each of its processes."""
+"""vLLM's entry point: vLLM calls `register` in each of its processes."""
 
 from contextlib import suppress
 from typing import Final
@@ -13,8 +13,8 @@ BACKEND: Final = "trainsync"
 def register() -> None:
     """Tell vLLM of the engine; calls after the first change nothing.
 
-    A vLLM that cannot be told is left as it is: it would not start at all otherwise, and if it is
-    configured for the engine it names the lack itself.
+    A vLLM that cannot be told is left as it is: an error here would keep vLLM from starting, and a
+    vLLM that is configured for the engine names the lack itself.
     """
     try:
         from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
@@ -29,7 +29,7 @@ def register() -> None:
         from vllm.v1.executor.abstract import Executor
 
         note_sleep(EngineCore, Executor, BACKEND)
-    with suppress(ValueError):  # it is registered already
+    with suppress(ValueError):  # the engine is registered already
         WeightTransferEngineFactory.register_engine(
             BACKEND, "trainsync.integrations.vllm.transfer", "TrainsyncEngine"
         )

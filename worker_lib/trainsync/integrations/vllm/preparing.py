@@ -32,7 +32,7 @@ class PreparedVersion:
 
     Args:
         comparing: compares them with the staged ones, in pieces, which may raise.
-        free: lets go of what only the comparison needs.
+        free: lets go of memory that only the comparison needs.
 
     Attributes:
         replacement: of the weights that serve.
@@ -46,7 +46,7 @@ class PreparedVersion:
         self._free = free
 
     def compare(self, seconds: float) -> bool:
-        """Compare for so long, or one piece; whether that was the last. Raises as that does."""
+        """Compare for ``seconds``, or one piece; whether that was the last. Raises as comparing."""
         deadline = time.monotonic() + seconds
         return all(time.monotonic() < deadline for _ in self._comparing)
 
@@ -63,7 +63,7 @@ class PreparingThread:
     threads may compute with them (vLLM's csrc/cpu/dnnl_helper.cpp). To pack weights takes none.
 
     Args:
-        prepare: the work; it calls its argument now and then, which may raise.
+        prepare: the work; calls its argument now and then, which may raise.
         name: of the version, for logs.
         seconds: for which prepared weights are kept.
 
@@ -88,14 +88,14 @@ class PreparingThread:
         self._thread.start()
 
     def ask(self) -> tuple[PreparationOutcome | None, str]:
-        """The outcome with its reason; None: it goes on. Compares some layers, for milliseconds."""
+        """The outcome, None before the end, with its reason. Compares layers, for milliseconds."""
         with self._lock:
             if self._outcome is None and self._version is not None:
                 try:
                     if self._version.compare(_SLICE_SECONDS):
                         self._version.close()
                         self._outcome = PreparationOutcome.PREPARED
-                except Exception as error:  # noqa: BLE001 - told, and the server serves what it had
+                except Exception as error:  # noqa: BLE001 - told, and the server serves on
                     self._drop(PreparationOutcome.FAILED, str(error) or type(error).__name__)
             return self._outcome, self._reason
 
@@ -115,7 +115,8 @@ class PreparingThread:
         """End the preparation, and let go of its memory.
 
         Raises:
-            EngineUpdateError: it does not end. Other workers may have the version by then.
+            EngineUpdateError: the preparation does not end. Other workers may have the version by
+                then.
         """
         self._unwanted.set()
         self._thread.join(_STOP_SECONDS)
@@ -131,7 +132,7 @@ class PreparingThread:
         except AbandonedError:
             self._end(PreparationOutcome.LATE, "it was given up")
             return
-        except Exception as error:  # noqa: BLE001 - told, and the server serves what it had
+        except Exception as error:  # noqa: BLE001 - told, and the server serves on
             outcome = next((o for kind, o in _REASONS if isinstance(error, kind)), None)
             if outcome is None:
                 _LOG.exception("%s could not be prepared", self._name)

@@ -1,8 +1,8 @@
-"""vLLM's layerwise reload, and what vLLM 0.32 forgets of it on a CPU.
+"""vLLM's layerwise reload, with the steps that vLLM 0.32 lacks on a CPU.
 
-On a CPU layers compute with packed copies of their weights. Two kinds of them would stay packed
-from the version before, or be read as packed and not be so, and one would read scales in memory
-that was let go of: tests/vllm shows all three.
+On a CPU layers compute with packed copies of their weights. Two kinds of layers would stay packed
+from the version before, or be read as packed and not be so, and one kind would read scales in
+memory that was let go of: tests/vllm shows all three.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ _HELD: Final = "trainsync_scales"
 def reloading(model: torch.nn.Module, model_config: Any, *, tied: bool) -> Iterator[None]:
     """In the block, ``model.load_weights`` replaces the weights and all that is derived from them.
 
-    Also after an error the model's memory is what it was: layers that were loaded by then have
+    Also after an error the model keeps its memory: layers that were loaded by then have
     their new weights.
 
     Args:
@@ -54,7 +54,7 @@ def reloading(model: torch.nn.Module, model_config: Any, *, tied: bool) -> Itera
 
 
 def _forget_expert_kernels(model: torch.nn.Module) -> list[tuple[Any, Any]]:
-    """Let mixtures of experts pack their weights again: they do it as they make their kernel."""
+    """Let mixtures of experts pack their weights again: they pack as they make their kernel."""
     found = []
     for layer in model.modules():
         method = getattr(layer, "quant_method", None)
@@ -67,7 +67,8 @@ def _forget_expert_kernels(model: torch.nn.Module) -> list[tuple[Any, Any]]:
 def _hold_scales(model: torch.nn.Module) -> None:
     """Keep the scales of int8 layers where their product, of oneDNN, reads them.
 
-    It is made of new scales, which vLLM then copies to where the first ones lay, and lets go of.
+    The product is made of new scales, which vLLM then copies to the place of the first ones, and
+    lets go of.
     """
     for layer in model.modules():
         kernel = getattr(getattr(layer, "scheme", None), "kernel", None)

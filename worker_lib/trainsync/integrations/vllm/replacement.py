@@ -103,11 +103,11 @@ class Retired:
         self._kept: list[Any] = []
 
     def add(self, *weights: Any) -> None:
-        """Keep them until `let_go`."""
+        """Keep weights until `let_go`."""
         self._kept.extend(weights)
 
     def let_go(self) -> None:
-        """Free them, in a thread."""
+        """Free the kept weights, in a thread."""
         kept, self._kept = self._kept, []
         if kept:
             threading.Thread(target=kept.clear, name="trainsync-free", daemon=True).start()

@@ -26,7 +26,7 @@ class _Queue:
         self.is_asked = False
 
     def dequeue(self, *arguments: Any, **named: Any) -> Any:
-        """The reply, as vLLM asks for it. Raises `TimeoutError`: it does not come in time."""
+        """The worker's reply, as vLLM asks for it. Raises `TimeoutError`: none comes in time."""
         self.is_asked = True
         return self._queue.dequeue(*arguments, **named)
 
@@ -36,7 +36,7 @@ def reading_all(get_response: Callable[[], Any]) -> Callable[[], Any]:
 
     Args:
         get_response: of vLLM's `MultiprocExecutor.collective_rpc`, a closure over the queues that
-            it reads; any other function comes back as it is.
+            the call reads; any other function comes back as it is.
     """
     names = getattr(getattr(get_response, "__code__", None), "co_freevars", ())
     cells = dict(zip(names, getattr(get_response, "__closure__", None) or (), strict=True))

@@ -1,4 +1,4 @@
-"""How much memory a process may still take before the system would end one."""
+"""Memory that a process may still take before the system would end a process."""
 
 from pathlib import Path
 from typing import Final
@@ -54,7 +54,7 @@ def check_room(size: int, processes: int, free: int | None) -> None:
         free: of `free_memory`.
 
     Raises:
-        NoRoomError: it does not, or nobody knows.
+        NoRoomError: the copy does not fit, or the free memory is not known.
     """
     needed = (size + size // 4) * processes  # packed weights come before the others go
     if free is None or needed > free:
@@ -69,7 +69,7 @@ def check_rest(size: int, processes: int, free: int | None) -> None:
     server that do not know of each other. Arguments as of `check_room`.
 
     Raises:
-        NoRoomError: less than an eighth of the copies is left, or nobody knows.
+        NoRoomError: less than an eighth of the copies is left, or the free memory is not known.
     """
     least = size // 8 * processes
     if free is None or free < least:

@@ -1,9 +1,9 @@
 """vLLM's sleep, told to workers and to drivers.
 
 A vLLM that sleeps frees the memory of its weights, at level 2 for good. vLLM 0.32 keeps the
-weights' name all the same, also when it wakes up, and goes on with its requests at once; its
-``is_sleeping`` is true of a server that is only paused, too; and a load, or a resumption, that
-comes meanwhile meets memory that is not there.
+weights' name all the same, also after waking up, and goes on with requests at once. Its
+``is_sleeping`` is true of a server that is only paused, too. A load, or a resumption, during the
+sleep meets memory that is not there.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ NOTE_SLEEP: Final = "trainsync_note_sleep"
 Its answer: whether the weights are of one version."""
 
 _FOR_GOOD: Final = 2  # from this level on, weights are not kept in the host's memory
-_WEIGHTS: Final = "weights"  # vLLM's names for what sleeps
+_WEIGHTS: Final = "weights"  # vLLM's names of the memory that sleeps
 _ALL: Final = frozenset({_WEIGHTS, "kv_cache"})
 _SCHEDULING: Final = "scheduling"
 _OF_EXECUTOR: Final = ("sleep", "wake_up", "is_sleeping", "collective_rpc")
@@ -38,7 +38,7 @@ def note_sleep(core: Any, executor: Any, backend: str) -> bool:
     From the call to sleep until all memory is awake the weights are called `ASLEEP`, and nothing
     resumes the scheduler. Weights that were discarded, or were of two versions when they fell
     asleep, are called `DISCARDED` from then on, and the scheduler stays paused until they have
-    another name, or it is resumed.
+    another name, or a call resumes the scheduler.
 
     Args:
         core: vLLM's class ``EngineCore``.
@@ -46,7 +46,7 @@ def note_sleep(core: Any, executor: Any, backend: str) -> bool:
         backend: of ``--weight-transfer-config``; engines with another one stay as they are.
 
     Returns:
-        whether vLLM has what this needs; else nothing is changed.
+        whether vLLM has the methods that this needs; else nothing is changed.
     """
     if hasattr(executor, "trainsync_discarded"):
         return True

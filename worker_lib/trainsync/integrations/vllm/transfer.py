@@ -2,8 +2,7 @@
 
 One call of ``update_weights`` brings a whole version, that of a draft model with it: between calls
 the model is always whole, so that a client which dies between any two leaves nothing half-done.
-vLLM's layerwise reload does the loading: fused, tied, sharded and quantised weights are its
-business.
+vLLM's layerwise reload does the loading, also of fused, tied, sharded and quantised weights.
 """
 
 import random
@@ -24,7 +23,7 @@ from trainsync.engines.errors import EngineUpdateError
 from trainsync.engines.servers.errors import KEPT, TORN
 from trainsync.engines.servers.preparing import PreparationOutcome, told
 from trainsync.integrations.vllm import worker_calls
-from trainsync.integrations.vllm.draft_check import unfit_for_drafts
+from trainsync.integrations.vllm.checks.drafts import unfit_for_drafts
 from trainsync.integrations.vllm.errors import UnpreparableError
 from trainsync.integrations.vllm.loaded_model import LoadedModel, Taken
 from trainsync.integrations.vllm.preparing import PreparedVersion, PreparingThread
@@ -76,7 +75,7 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         self._loaded = False
         self._asleep = False
         self._is_whole = True  # the weights are of one version, and have its name
-        self._slept_since = False  # they came
+        self._slept_since = False  # the weights came
         self._takes = Taken(self.model_config)
         self._target = LoadedModel(model, self.model_config)
         self._target.look_at_checkpoint()
@@ -91,7 +90,7 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         """The memory of the weights is about to be freed, or is there again.
 
         Returns:
-            whether they are of one version, of which vLLM has the name.
+            whether the weights are of one version, of which vLLM has the name.
 
         Raises:
             EngineUpdateError: as `PreparingThread.abandon` does. Nothing has changed.
@@ -105,7 +104,7 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         return self._is_whole
 
     def check_awake(self) -> None:
-        """Raise `EngineUpdateError` if the weights sleep; they are as they were."""
+        """Raise `EngineUpdateError` if the weights sleep; nothing has changed."""
         if self._asleep:
             raise EngineUpdateError(
                 f"{KEPT}: the server sleeps, and its weights are not in memory; expected wake_up"
@@ -116,12 +115,12 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
 
         Raises:
             EngineUpdateError: the weights sleep. Nothing has changed.
-            WeightsError: it cannot be loaded. Nothing has changed.
+            WeightsError: the version cannot be loaded. Nothing has changed.
         """
         self.check_awake()
         reference = _reference(init_info)
         if self._staged is not None and self._staged[0] == reference:
-            return  # what was prepared of it is kept
+            return  # its preparation is kept, too
         self._staged = None
         self.abandon()
         if init_info.index or init_info.digest:
@@ -153,7 +152,7 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         return told(*self._preparing.ask())
 
     def abandon(self) -> None:
-        """Give up what was prepared, or is. Raises as `PreparingThread.abandon` does."""
+        """Give up a preparation, also an ended one. Raises as `PreparingThread.abandon` does."""
         preparing, self._preparing = self._preparing, None
         if preparing is not None:
             preparing.abandon()
@@ -174,14 +173,15 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """Load the version that `init_transfer_engine` has looked at.
 
-        No other one: a worker that refuses it now may be one of several, and the others load it.
+        No other version: a worker that refuses one now may be one of several, and the others load
+        it.
 
         Raises:
-            EngineUpdateError: the weights sleep, or it is not that version, or brings weights of a
-                draft model that vLLM has not told of, and the model has the weights that it had; or
-                its preparation does not end, and it has, too, but other workers may not; or loading
-                failed half-way. The message says so of the first alone: after the others the model
-                must not be used before another version is loaded.
+            EngineUpdateError: the weights sleep, or the version is another one, or has weights of a
+                draft model that vLLM has not told of: the message says `KEPT`, and the model has
+                its weights from before. Or the preparation does not end: this model has its weights
+                from before, too, but those of other workers may not; or loading failed half-way.
+                After these two the model must not be used before another version is loaded.
         """
         self.check_awake()
         reference = _reference(update_info)
@@ -263,7 +263,7 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
         A draft model is loaded in the pause.
 
         Raises:
-            UnpreparableError, NoRoomError, WeightsError; what ``go_on`` raises.
+            UnpreparableError, NoRoomError, WeightsError; also errors of ``go_on``.
         """
         if self.model_config.quantization is not None:
             raise UnpreparableError(f"the model is quantised ({self.model_config.quantization})")
@@ -290,7 +290,7 @@ class TrainsyncEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: igno
             raise
 
     def _replace(self, replacement: Replacement, staged: StagedVersion) -> None:
-        """Serve with what was prepared.
+        """Serve with the prepared weights.
 
         Raises:
             WeightsError: some layers have other weights.

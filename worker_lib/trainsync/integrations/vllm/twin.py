@@ -2,7 +2,7 @@
 
 The twin of a layer is an object of the same class with the same attributes, but with parameters and
 buffers of its own, as vLLM recorded them for its layerwise reload. vLLM's own loaders and kernels
-fill it, so that it becomes what a reload would make of the layer.
+fill the twin as a reload would fill the layer.
 """
 
 from collections.abc import Iterable, Iterator
@@ -65,14 +65,14 @@ def check_layers(model: torch.nn.Module) -> None:
 class Twin:
     """The second copy of one model on a CPU.
 
-    Making it allocates memory for all weights; `process` gives it back layer by layer, and
-    allocates as much for packed ones.
+    The constructor allocates memory for all weights; `process` gives that memory back layer by
+    layer, and allocates as much for packed weights.
 
     Args:
         model: of which `check_layers` knows all layers.
 
     Attributes:
-        model: the copy. It cannot compute.
+        model: the copy, which cannot compute.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -94,13 +94,13 @@ class Twin:
         """As ``model.load_weights``.
 
         Raises:
-            UnpreparableError: its loaders write to what the model serves with, and were stopped; or
-                do not tell what they loaded.
+            UnpreparableError: the model's loaders write to the weights that serve, and were
+                stopped; or do not tell which weights they loaded.
         """
         load: Any = self.model.load_weights
         with self._served, torch.no_grad():
             loaded: set[str] | None = load(weights)
-        if loaded is None:  # the memory of weights that were not loaded has any numbers
+        if loaded is None:  # weights that were not loaded may have any numbers
             raise UnpreparableError("the model does not tell which weights it loaded")
         return loaded
 
@@ -112,7 +112,7 @@ class Twin:
             yield
 
     def replacement(self) -> Replacement:
-        """What makes the model serve with the loaded weights.
+        """The replacement that makes the model serve with the loaded weights.
 
         Raises:
             UnpreparableError: more than weights would change.

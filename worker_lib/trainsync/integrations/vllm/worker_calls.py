@@ -1,9 +1,8 @@
-"""Methods of vLLM's workers by which a version is prepared, or an adapter read, while they serve;
-and by which they hear that they sleep.
+"""Methods that vLLM's workers get, to prepare versions, read adapters, and hear of their sleep.
 
-vLLM's weight transfer has no call for it: a call of an engine answers nothing, and holds up the
-worker until it returns. vLLM's ``collective_rpc`` calls these by their names, and passes answers
-on.
+vLLM's weight transfer has no calls for these: a call of an engine answers nothing, and holds up the
+worker until it returns. vLLM's ``collective_rpc`` calls the methods by their names, and passes
+answers on.
 """
 
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from vllm.v1.worker.worker_base import WorkerBase
 from trainsync.engines.errors import EngineUpdateError
 from trainsync.engines.servers.adapter import CHECK_ADAPTER, FORGET_ADAPTERS
 from trainsync.engines.servers.preparing import ABANDON, PREPARE, PREPARED
-from trainsync.integrations.vllm.adapter_check import misfit
+from trainsync.integrations.vllm.checks.adapters import misfit
 from trainsync.integrations.vllm.sleeping import NOTE_SLEEP
 from trainsync.weights.errors import SchemaMismatchError
 
@@ -75,6 +74,6 @@ _METHODS: Final[dict[str, Callable[..., Any]]] = {
 
 
 def add() -> None:
-    """Give them to every worker of this process."""
+    """Give the methods to every worker of this process."""
     for name, method in _METHODS.items():
         setattr(WorkerBase, name, method)

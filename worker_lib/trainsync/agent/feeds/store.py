@@ -4,7 +4,7 @@ import threading
 import time
 from typing import Final
 
-from trainsync.agent.feed import FeedError
+from trainsync.agent.feeds.base import FeedError
 from trainsync.agent.version import Version, in_store
 from trainsync.storage.errors import StorageError
 from trainsync.storage.objects.bucket import ObjectBucket
@@ -17,8 +17,8 @@ class StoreFeed:
     """See `VersionFeed`.
 
     The newest version is the one that was published last. A deposed trainer cannot move the index,
-    so no version of its is told of. What the attempt before published stays the newest until the
-    next attempt publishes; then that attempt's version is, also where its step is an earlier one.
+    so no version of its is told of. The last version of an attempt stays the newest until the next
+    attempt publishes one, which may be of an earlier step.
 
     Args:
         bucket: with the right to read alone.

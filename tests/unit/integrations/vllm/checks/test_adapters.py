@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from trainsync.integrations.vllm.adapter_check import misfit
+from trainsync.integrations.vllm.checks.adapters import misfit
 
 _QKV = "model.layers.0.self_attn.qkv_proj"
 _PARTS = tuple(f"model.layers.0.self_attn.{name}_proj" for name in "qkv")

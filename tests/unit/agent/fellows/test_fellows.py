@@ -14,7 +14,7 @@ from obstore.store import MemoryStore
 from trainsync.agent.admission import sources
 from trainsync.agent.agent import Agent
 from trainsync.agent.checks import AgentSettingsError
-from trainsync.agent.commit_feed import CommitFeed
+from trainsync.agent.feeds.commits import CommitFeed
 from trainsync.agent.intervals import AgentIntervals
 from trainsync.agent.settings import read_settings
 from trainsync.storage.objects.bucket import Limits, ObjectBucket
@@ -25,8 +25,8 @@ from trainsync.weights.staging.index import StagedReference
 from tests.ports import port_of, reserved_port
 from tests.unit.agent.conftest import Start, Watched, has
 from tests.unit.agent.fake_server import FakeServer
+from tests.unit.agent.rendezvous.test_rendezvous import Place, answers
 from tests.unit.agent.runs import weights_of
-from tests.unit.agent.test_rendezvous import Place, answers
 from tests.unit.monitor import fakes
 
 _SECONDS = 90.0

@@ -1,7 +1,7 @@
-"""Which rows of a checkpoint's tensors a layer of vLLM has on this tensor parallel rank.
+"""Rows of a checkpoint's tensors that a layer of vLLM has on this tensor parallel rank.
 
-Only of layers whose layout vLLM's own loaders define for every model: a model may still lay them
-out in another way, so that what this module says is to be tried before it is relied on.
+Only for layers whose layout vLLM's own loaders define for every model: a model may still lay them
+out in another way, so that these rows are to be tried before they are relied on.
 """
 
 import math
@@ -27,7 +27,8 @@ class Shard:
     Attributes:
         name: of the tensor.
         rows: those that the layer has.
-        columns: those that it has of each row; None: all, or those of a vector, which has none.
+        columns: those that the layer has of each row; None: all, or those of a vector, which has
+            none.
     """
 
     name: str
@@ -92,7 +93,7 @@ def count_rows(shards: Sequence[Shard]) -> int:
 
 
 def row_width(shards: Sequence[Shard], tensors: Mapping[str, torch.Tensor]) -> int | None:
-    """How many numbers a row of a layer has; None if the tensors do not say it."""
+    """Count of numbers in a row of a layer; None if the tensors do not say it."""
     tensor = tensors.get(shards[0].name)
     if tensor is None or tensor.dim() == 0:
         return None

@@ -6,10 +6,10 @@ from typing import Any
 from trainsync.agent.admission.on_request import ProofRequests
 from trainsync.agent.shared_state import SharedState
 
+from tests.unit.agent.admission.test_proving import fails, proof_of
 from tests.unit.agent.conftest import Start, Watched, has
 from tests.unit.agent.fake_server import FakeServer
 from tests.unit.agent.runs import Run, weights_of
-from tests.unit.agent.test_proving import fails, proof_of
 from tests.waiting import eventually
 
 _ASK = "/v1/completions"

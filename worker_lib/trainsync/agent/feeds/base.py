@@ -1,4 +1,4 @@
-"""Where an agent hears of versions."""
+"""The protocol of a feed, which tells an agent of the newest version."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from trainsync.weights.errors import WeightsError
 
 
 class FeedError(WeightsError):
-    """Which version is the newest cannot be known now."""
+    """The newest version cannot be known now."""
 
 
 class VersionFeed(Protocol):
@@ -19,13 +19,13 @@ class VersionFeed(Protocol):
     def next(self, after: Version | None, timeout: float) -> Version | None:
         """The newest version, once it `Version.follows` ``after``.
 
-        None when there was none for ``timeout`` seconds, in which the feed looked.
+        None when no such version came for ``timeout`` seconds, in which the feed looked.
 
         Args:
-            after: None: whichever is the newest.
+            after: the version that is known; None: none is.
 
         Raises:
-            FeedError: that cannot be known now; ask again.
+            FeedError: the newest version cannot be known now; ask again.
         """
         ...
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.vllm.conftest import SECONDS
-from tests.vllm.server import environment, vllm_environment
+from tests.vllm.support.server import environment, vllm_environment
 
 
 def check_cases(

@@ -17,7 +17,7 @@ from vllm_grpo import local_servers
 from tests.environments import environment_of
 from tests.ports import port_of, reserved_port
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+ROOT: Final = Path(__file__).resolve().parents[3]
 START_SECONDS: Final = 480.0
 CALL_SECONDS: Final = 120.0
 MODEL: Final = "tiny"

@@ -1,8 +1,8 @@
 """The feed tells of what the run in a bucket has committed for explorers."""
 
 import pytest
-from trainsync.agent.commit_feed import CommitFeed
-from trainsync.agent.feed import FeedError
+from trainsync.agent.feeds.base import FeedError
+from trainsync.agent.feeds.commits import CommitFeed
 from trainsync.agent.version import Version
 from trainsync.api.protocol import SaveKind
 from trainsync.failpoints import LIVE, enabled

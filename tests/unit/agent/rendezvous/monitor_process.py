@@ -1,4 +1,4 @@
-"""A monitor to be killed: ``python -m tests.unit.agent.monitor_process PORT DIRECTORY KEY``."""
+"""A monitor to be killed, started with ``PORT DIRECTORY KEY``."""
 
 import sys
 from pathlib import Path

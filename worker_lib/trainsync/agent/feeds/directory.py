@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trainsync.agent.feed import FeedError, look_until
+from trainsync.agent.feeds.base import FeedError, look_until
 from trainsync.agent.version import Version, on_volume, weights_digest
 from trainsync.api.protocol import SaveKind
 from trainsync.monitor.commit.committer import info_of
@@ -59,7 +59,7 @@ class _Manifests:
         return None if known is None else known.info
 
     def digest(self, step: int, manifest_digest: str) -> str | None:
-        """`Version.digest` of a state dict; None: it is another one by now."""
+        """`Version.digest` of a state dict; None: the step has another one by now."""
         known = self._known.get((_KIND, step))
         same = known is not None and known.info and known.info.digest == manifest_digest
         return known.digest if known is not None and same else None
@@ -88,12 +88,12 @@ class _Manifests:
 class DirectoryFeed:
     """See `VersionFeed`.
 
-    The newest version is the one that an explorer of the run would be told of: the last one that
-    the run's newest attempt has committed, or the one that it resumed from. So a resumed run that
-    went back is followed to its earlier step.
+    The newest version is the one that an explorer of the run would be told of: the last version
+    that the run's newest attempt has committed, or the version that the attempt resumed from. So a
+    resumed run that went back is followed to its earlier step.
 
     Args:
-        run_uid: the run among those that used the directory; None: the one that claimed it last.
+        run_uid: the run among those that used the directory; None: the one with the last claim.
         poll_seconds: between two looks.
     """
 
@@ -119,7 +119,7 @@ class DirectoryFeed:
         self._closed.set()
 
     def _newest(self, after: Version | None) -> Version | None:
-        self._run.root.stat()  # raises where it is gone, unlike the look at its steps
+        self._run.root.stat()  # raises where the directory is gone, unlike the look at its steps
         claims = self._read_claims()
         uid = self._run_uid
         if uid is None:
@@ -141,14 +141,14 @@ class DirectoryFeed:
             return None
         digest = self._manifests.digest(notice.step, notice.manifest_digest)
         if digest is None:
-            return None  # replaced under our eyes; the next look sees
+            return None  # replaced during this look; the next look finds the other
         published = on_volume(
             notice.step, notice.path, notice.manifest_digest, notice.bytes, notice.attempt
         )
         return Version(uid, attempt, digest, published, restarts)
 
     def _read_claims(self) -> list[Claim]:
-        """The claims; they are read again when there are others, or one was renewed."""
+        """Claims on the directory, read again when one is added, removed or renewed."""
         try:
             paths = [path for path in self._run.claims.iterdir() if is_claim(path.name)]
             stamps = {path.name: _stamp(path) for path in paths}
@@ -160,6 +160,6 @@ class DirectoryFeed:
 
 
 def _stamp(path: Path) -> _Stamp:
-    """Of a file that is replaced as a whole; another one has another stamp."""
+    """The stamp of a file that is replaced as a whole: another file has another stamp."""
     found = path.lstat()
     return found.st_ino, found.st_size, found.st_mtime_ns

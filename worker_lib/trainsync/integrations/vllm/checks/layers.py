@@ -1,4 +1,4 @@
-"""Whether layers of a worker compute with the weights that were staged for them.
+"""Checks that layers of a worker compute with the weights that were staged for them.
 
 Rows of each layer are compared with the staged ones: by their bytes, and, where the layer's kernel
 has packed its weights, by its products. A model may change weights as it loads them, so that only a
@@ -16,15 +16,15 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
-from trainsync.integrations.vllm.expert_weights import right_experts
-from trainsync.integrations.vllm.lora_names import without_wrappers
-from trainsync.integrations.vllm.shards import (
+from trainsync.integrations.vllm.checks.experts import right_experts
+from trainsync.integrations.vllm.checks.shards import (
     Shard,
     count_rows,
     row_width,
     shards_of,
     take_rows,
 )
+from trainsync.integrations.vllm.lora_names import without_wrappers
 from trainsync.weights.proof.products import (
     further_off,
     make_probes,
@@ -48,7 +48,7 @@ class Looked:
 
     Attributes:
         right: names of the parameters that are as staged.
-        wrong: those that were so before, and are not.
+        wrong: names of those that were as staged before, and are not now.
         count: of all parameters.
     """
 
@@ -90,7 +90,7 @@ class LayerCheck:
             tensors: of the version that the model should have, on the CPU, by the names of its
                 checkpoint.
             seed: of the rows that are looked at, such as the version's digest.
-            model: in place of the worker's: one that is to become it.
+            model: to look at in place of the worker's, such as a copy that is to take its place.
         """
         fused = getattr(self._model, "packed_modules_mapping", {})
         right: dict[str, bool] = {}
@@ -131,7 +131,7 @@ def _random(seed: str, name: str) -> random.Random:
 def _is_derived(layer: torch.nn.Module, parameter: str, value: torch.Tensor) -> bool:
     """Whether vLLM may compute a parameter out of several tensors, as quantised weights and scales.
 
-    Whether it is as staged then depends on the weights.
+    Whether such a parameter is as staged depends on the weights.
     """
     is_scale = isinstance(layer, LinearBase) and parameter not in ("weight", "bias")
     return is_scale or value.dtype not in _DTYPES
@@ -140,7 +140,7 @@ def _is_derived(layer: torch.nn.Module, parameter: str, value: torch.Tensor) -> 
 def _vector(
     full: str, value: torch.Tensor, tensors: Mapping[str, torch.Tensor]
 ) -> tuple[Shard, ...]:
-    """That of a vector which a worker has whole: how others are cut is not known."""
+    """The shard of a vector that a worker has whole: the cuts of other vectors are not known."""
     tensor = tensors.get(full)
     if value.dim() != 1 or not value.numel() or tensor is None or tensor.shape != value.shape:
         return ()

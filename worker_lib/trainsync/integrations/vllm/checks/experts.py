@@ -61,7 +61,10 @@ def right_experts(
 def _expected(
     prefix: str, layer: Any, tensors: Mapping[str, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """Gate, up and down: [rows, columns] of this tensor parallel rank. None: they are not there."""
+    """Gate, up and down: [rows, columns] of this tensor parallel rank.
+
+    None: the checkpoint does not have them, or has them in another form.
+    """
     for names in _NAMES:
         gate, up, down = (tensors.get(f"{prefix}.{name}.weight") for name in names)
         if gate is not None and up is not None and down is not None:
@@ -110,7 +113,7 @@ def _compare(
 
 
 def _order_of_kept(layer: Any, value: torch.Tensor) -> torch.Tensor | None:
-    """Places of an expert's numbers in the layer's packed copy; None: it is not packed."""
+    """Places of an expert's numbers in the layer's packed copy; None: there is no packed copy."""
     kernel = layer.quant_method.moe_kernel
     experts = None if kernel is None else kernel.fused_experts
     if not isinstance(experts, CPUUnquantizedExperts) or experts._use_zentorch:
@@ -122,7 +125,7 @@ def _order_of_kept(layer: Any, value: torch.Tensor) -> torch.Tensor | None:
 def _packed_order(shape: tuple[int, int], dtype: torch.dtype, isa: str) -> torch.Tensor | None:
     """int32 [rows * columns]: where vLLM's packing puts each number. Found by packing places.
 
-    None if it does more than to move numbers.
+    None if packing does more than to move numbers.
     """
     places = torch.arange(shape[0] * shape[1])
     found = torch.zeros_like(places)

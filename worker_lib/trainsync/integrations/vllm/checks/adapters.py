@@ -1,4 +1,4 @@
-"""Whether a worker's layers take all of an adapter.
+"""Checks that a worker's layers take all of an adapter.
 
 vLLM leaves out layers of an adapter that the model does not have, fills a layer partly where a
 factor is too small, and ends in the step that needs a layer where one is too large.
@@ -19,7 +19,7 @@ def misfit(
     *,
     whole: bool,
 ) -> str | None:
-    """Why an adapter does not fit; None: it does, as far as its linear layers say.
+    """Why an adapter does not fit; None: its linear layers do fit.
 
     Args:
         adapter: of vLLM, ``lora_a`` [rank, inputs] and ``lora_b`` [outputs, rank] by layer.

@@ -5,8 +5,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from trainsync.agent.directory_feed import DirectoryFeed
-from trainsync.agent.feed import FeedError
+from trainsync.agent.feeds.base import FeedError
+from trainsync.agent.feeds.directory import DirectoryFeed
 from trainsync.agent.version import Version
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.layout import RunDirectory

@@ -1,4 +1,4 @@
-"""Whether a server takes the tensors of a draft model."""
+"""Checks that a server takes the tensors of a draft model."""
 
 from typing import Any, Final
 
@@ -6,7 +6,7 @@ _METHOD: Final = "draft_model"
 
 
 def unfit_for_drafts(vllm_config: Any) -> str | None:
-    """Why a server of this configuration takes none; None: it does."""
+    """Why a server of this configuration takes no draft model; None: the server takes one."""
     speculative = vllm_config.speculative_config
     if speculative is None:
         return "the server has no draft model: start it with one in --speculative-config"

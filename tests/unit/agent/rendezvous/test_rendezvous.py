@@ -19,10 +19,10 @@ from trainsync.agent.rendezvous import link
 from trainsync.monitor.client import servers as clients
 
 from tests.ports import port_of, reserved_port
+from tests.unit.agent.admission.test_proving import proof_of
 from tests.unit.agent.conftest import Start, Watched, has
 from tests.unit.agent.fake_server import FakeServer
 from tests.unit.agent.runs import RemoteRun, Weights, weights_of
-from tests.unit.agent.test_proving import proof_of
 from tests.unit.monitor import fakes
 from tests.unit.monitor.fakes import FakeApi, RunningMonitor, Signer
 
@@ -151,7 +151,7 @@ def test_a_monitor_that_is_killed_and_replaced_leaves_the_server_ready_and_follo
     bound = reserved_port()
     port = port_of(bound)
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "tests.unit.agent.monitor_process"]
+    command = [sys.executable, "-m", "tests.unit.agent.rendezvous.monitor_process"]
     arguments = [str(port), str(place.directory), str(place.key)]
     killed = subprocess.Popen([*command, *arguments], stdin=subprocess.PIPE)
     try:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import httpx
 
 from tests.ports import port_of, reserved_port
-from tests.vllm.server import CALL_SECONDS
+from tests.vllm.support.server import CALL_SECONDS
 from tests.waiting import eventually
 
 _AGENT: Final = ("-m", "trainsync.agent")

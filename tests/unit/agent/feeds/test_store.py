@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 from obstore.store import MemoryStore
-from trainsync.agent.feed import FeedError
-from trainsync.agent.store_feed import StoreFeed
+from trainsync.agent.feeds.base import FeedError
+from trainsync.agent.feeds.store import StoreFeed
 from trainsync.agent.version import Version
 from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.saves.incarnations import successor

@@ -8,8 +8,8 @@ from typing import Final
 import torch
 from safetensors.torch import save_file
 
-from tests.vllm.server import Server
-from tests.vllm.tiny_model import PROMPT, Reference
+from tests.vllm.support.server import Server
+from tests.vllm.support.tiny_model import PROMPT, Reference
 
 RANK: Final = 4
 ALPHA: Final = 8

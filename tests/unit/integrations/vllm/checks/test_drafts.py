@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from trainsync.integrations.vllm.draft_check import unfit_for_drafts
+from trainsync.integrations.vllm.checks.drafts import unfit_for_drafts
 
 
 def _config(method: str | None = "draft_model", lora: object = None, stages: int = 1) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from trainsync.integrations.vllm.layer_check import LayerCheck, Looked
+from trainsync.integrations.vllm.checks.layers import LayerCheck, Looked
 from trainsync.integrations.vllm.loaded_model import LoadedModel
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (

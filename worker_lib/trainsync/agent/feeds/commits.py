@@ -4,7 +4,7 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from trainsync.agent.feed import FeedError, look_until
+from trainsync.agent.feeds.base import FeedError, look_until
 from trainsync.agent.version import Version, on_volume, weights_digest
 from trainsync.api.protocol import SaveKind
 from trainsync.monitor.commit.committer import info_of
@@ -35,8 +35,8 @@ class _Known:
 class CommitFeed:
     """See `VersionFeed`. The newest version is that of `DirectoryFeed`.
 
-    `run/TERM.json` is looked at, with one request that brings nothing while it is the same: it
-    changes before each commit, and says which state dict is about to be committed.
+    The feed looks at `run/TERM.json` with one request, which brings nothing while the file is the
+    same. The file changes before each commit, and names the state dict about to be committed.
 
     Args:
         bucket: with the right to read alone.
@@ -54,7 +54,7 @@ class CommitFeed:
         self._term: Blob | None = None
         self._settled = False  # nothing more comes before the term changes
         self._found: Version | None = None
-        self._seen_run: str | None = None  # whose term was read last
+        self._seen_run: str | None = None  # the run of the term that was read last
         self._known: dict[tuple[SaveKind, int], _Known] = {}
 
     def next(self, after: Version | None, timeout: float) -> Version | None:
@@ -79,21 +79,21 @@ class CommitFeed:
             return self._found
         self._settled = False  # also where the rest cannot be read
         term = decode_term(blob)
-        if term.run_uid != self._seen_run:  # whose own a save is depends on the run
+        if term.run_uid != self._seen_run:  # one run's own saves are foreign to another
             self._seen_run, self._found = term.run_uid, None
             self._known.clear()
-        # First: what is committed only after this look is not in the listing, and not settled.
+        # Before the listing, which may lack a save that is committed after this look.
         settled = self._is_settled(term)
         found = self._version(term)
         self._term, self._found, self._settled = blob, found, settled
         return found
 
     def _is_settled(self, term: Term) -> bool:
-        """Whether what the term says is about to be committed is."""
+        """Whether the state dict that the term names as about to be committed is committed."""
         intent = term.intent
         if intent is None or intent.kind is not _KIND:
             return True
-        self._info(_KIND, intent.step, term.run_uid)  # it may be older than the newest one
+        self._info(_KIND, intent.step, term.run_uid)  # that save may be older than the newest one
         known = self._known.get((_KIND, intent.step))
         return known is not None and known.blob.data == intent.manifest.encode()
 
@@ -112,7 +112,7 @@ class CommitFeed:
         return Version(term.run_uid, term.attempt, digest, published, restarts)
 
     def _newest_of(self, term: Term, age: tuple[bool, int, int]) -> CommittedInfo | None:
-        """The last one of the attempt in force, or the one that it went on from."""
+        """The last save of the attempt in force, or the save that the attempt went on from."""
         there = set(commits.committed_steps(self._bucket, _KIND))
         intent = term.intent
         if intent is not None and (intent.kind, intent.step) in self._known:
@@ -141,7 +141,7 @@ class CommitFeed:
         if before is None or blob is not before.blob:
             try:
                 stored = manifests.decode(blob.data, kind, step)
-            except DamagedFileError:  # it is being set aside, or a newer release's
+            except DamagedFileError:  # of a manifest that is being set aside, or a newer release's
                 before = _Known(blob, None)
             else:
                 info = info_of(Committed(stored.manifest, stored.digest), run_uid)
