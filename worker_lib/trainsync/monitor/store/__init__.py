@@ -1,6 +1,6 @@
 """The monitor of a run whose checkpoints are in a store: the same ledger, with a store around it.
 
-`core` answers requests and ticks, as `trainsync.monitor.commit.core` does on a volume; `executor`
+`core` answers requests and ticks, as `trainsync.monitor.core.core` does on a volume; `executor`
 carries out the ledger's decisions with `verifier` and `retention`, `scan` takes what participants
 put into the ledger, `term_hold` takes the run's term and knows when it is lost, `sweeps` says when
 `tidy` removes what is over, and `origin` chooses what an attempt resumes from.
