@@ -1,8 +1,8 @@
 """How many bytes explorers took: each counts once, also when the Synchronizer is built again."""
 
 import pytest
+from trainsync.weights.counts import BroadcastTraffic, Traffic, TransferKind
 from trainsync.weights.errors import DigestMismatchError
-from trainsync.weights.synchronizer.counts import BroadcastTraffic, Traffic, TransferKind
 from trainsync.weights.synchronizer.failover_state import FailoverState, StateChanges, rebuild
 from trainsync.weights.synchronizer.report import weights_report
 from trainsync.weights.synchronizer.roster import Serving

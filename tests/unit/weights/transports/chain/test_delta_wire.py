@@ -13,9 +13,9 @@ from trainsync.weights.buckets.served import StagingSet, allocate
 from trainsync.weights.delta import base as base_module
 from trainsync.weights.delta.base import DeltaBase, HeldVersion
 from trainsync.weights.delta.codec import Segment
-from trainsync.weights.delta.wire import DeltaSending, change, receive_segments
 from trainsync.weights.errors import DeltaError, GroupFailedError
 from trainsync.weights.transports.chain.chain import Chain
+from trainsync.weights.transports.chain.delta_wire import DeltaSending, change, receive_segments
 
 from tests.unit.weights.transports.chain.chains import SECONDS, beside, chain
 

@@ -15,11 +15,11 @@ import numpy as np
 import xxhash
 
 from trainsync.failpoints import failpoint
-from trainsync.weights.buckets.layout import Bucket
+from trainsync.weights.buckets.layout import Bucket, pieces_of
 from trainsync.weights.buckets.served import StagingSet
 from trainsync.weights.delta.codec import Segment, apply_record, split
 from trainsync.weights.errors import DeltaError, GroupFailedError
-from trainsync.weights.transports.chain.chain import Chain, pieces_of
+from trainsync.weights.transports.chain.chain import Chain
 
 _HEAD: Final = struct.Struct("<QQ")
 _NOT_WORTH_IT: Final = (1 << 64) - 1  # instead of a place in the stream

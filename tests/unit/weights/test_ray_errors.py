@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import ray
 from trainsync.weights.errors import StaleVersionError, WeightsUnavailableError
+from trainsync.weights.ray_errors import one_sentence
 from trainsync.weights.synchronizer import connection
 from trainsync.weights.synchronizer.connection import SynchronizerConnection
-from trainsync.weights.synchronizer.ray_errors import one_sentence
 
 DIED = """The actor died unexpectedly before finishing this task.
 \tclass_name: Synchronizer
