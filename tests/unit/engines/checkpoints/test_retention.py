@@ -4,7 +4,7 @@ import logging
 
 import pytest
 from trainsync.checkpoint.errors import CheckpointError
-from trainsync.engines.verl.retention import MonitoredRetention
+from trainsync.engines.checkpoints.retention import MonitoredRetention
 
 
 def manager(max_to_keep: int | None) -> MonitoredRetention:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from trainsync.engines.verl.arguments import (
+from trainsync.engines.checkpoints.arguments import (
     SaveTarget,
     component_prefix,
     held_directory,
