@@ -17,10 +17,10 @@ from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio import config
 from trainsync.api import events, names
 from trainsync.api.protocol import SaveKind
+from trainsync.monitor.change_signal import ChangeSignal
 from trainsync.monitor.kube.client import ClusterApi, KubeError
-from trainsync.monitor.kube.event_poster import EventPoster
 from trainsync.monitor.ledger.saves import AbortCause, AbortReason, SaveKey, SaveOwner
-from trainsync.monitor.server.change_signal import ChangeSignal
+from trainsync.monitor.server.event_poster import EventPoster
 from trainsync.monitor.server.events import EventQueue
 
 from tests.cluster.conftest import ROOT, Kubectl, left_over, wait_until

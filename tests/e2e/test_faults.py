@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from trainsync.api.names import CHECKPOINT_MOUNT
-from trainsync.monitor.server.views import ABSENT_STATES
+from trainsync.monitor.core.views import ABSENT_STATES
 
 from demo import faults
 from demo.kubectl import Object, wait_for

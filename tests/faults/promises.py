@@ -10,9 +10,9 @@ import torch
 from trainsync.api.protocol import SaveKind
 from trainsync.api.status import StopSave, StopSaveState
 from trainsync.checkpoint.shard_names import parse_shard_file_name
-from trainsync.monitor.commit.core import CoreSettings, MonitorCore
+from trainsync.monitor.core.core import CoreSettings, MonitorCore
+from trainsync.monitor.core.views import CoreView
 from trainsync.monitor.ledger.saves import SaveOwner
-from trainsync.monitor.server.views import CoreView
 from trainsync.storage.errors import DamagedFileError, FileCheckError, StorageError
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest, pointers, promote, receipts, scan

@@ -20,7 +20,7 @@ from trainsync.checkpoint.shard_names import shard_file_name
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
-from trainsync.monitor.commit.core import CoreSettings
+from trainsync.monitor.core.core import CoreSettings
 from trainsync.monitor.errors import MonitorError
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.saves.claims import LOCAL_UID

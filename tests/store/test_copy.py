@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from trainsync.monitor.commit.core import CoreSettings, MonitorCore
+from trainsync.monitor.core.core import CoreSettings, MonitorCore
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest, pointers
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from trainsync.monitor.client.store import StoreMonitorClient
-from trainsync.monitor.commit.core import CoreSettings
+from trainsync.monitor.core.core import CoreSettings
 from trainsync.monitor.errors import StorageUnavailableError
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.objects.errors import (

@@ -1,4 +1,4 @@
-"""One reconcile of one run: observe, decide, build, apply, status."""
+"""One reconcile of one run: observe, decide, plan, apply, status."""
 
 import contextlib
 from collections.abc import Callable

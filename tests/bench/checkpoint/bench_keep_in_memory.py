@@ -23,7 +23,7 @@ from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.memory.place import MemoryPlace
 from trainsync.checkpoint.save.registration import all_ranks
 from trainsync.monitor.client.local import LocalMonitorClient
-from trainsync.monitor.commit.core import CoreSettings
+from trainsync.monitor.core.core import CoreSettings
 
 from tests.bench.checkpoint.bench_checkpoint_blocked import matmul
 from tests.bench.checkpoint.checkpoint_state import model_state, scratch, size_of

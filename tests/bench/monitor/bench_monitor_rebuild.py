@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import TypeAdapter
-from trainsync.monitor.commit.core import CoreSettings, MonitorCore
+from trainsync.monitor.core.core import CoreSettings, MonitorCore
 from trainsync.storage import records
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import claims, pointers

@@ -14,7 +14,7 @@ from trainsync.checkpoint.save.places import store as store_place
 from trainsync.checkpoint.save.places import unchanged
 from trainsync.monitor.client import store as store_client
 from trainsync.monitor.client.store import StoreMonitorClient, StoreRankClient
-from trainsync.monitor.commit.core import CoreSettings
+from trainsync.monitor.core.core import CoreSettings
 from trainsync.monitor.errors import (
     MonitorUnavailableError,
     NoValidCheckpointError,

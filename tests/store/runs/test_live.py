@@ -20,7 +20,7 @@ from trainsync.checkpoint.load.loading import load_shard
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.save.registration import all_ranks
 from trainsync.monitor.client.store import StoreMonitorClient, StoreRankClient
-from trainsync.monitor.commit.core import CoreSettings
+from trainsync.monitor.core.core import CoreSettings
 from trainsync.monitor.errors import ClaimRefusedError, FencedError
 from trainsync.storage.objects import commits
 from trainsync.storage.objects.live.term import read_term

@@ -9,7 +9,7 @@ from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.errors import SaveAbortedError, SaveFailedError
 from trainsync.checkpoint.save.registration import all_ranks
 from trainsync.monitor.client.store import StoreMonitorClient
-from trainsync.monitor.commit.core import CoreSettings
+from trainsync.monitor.core.core import CoreSettings
 from trainsync.storage.objects.errors import StoreUnavailableError
 
 from tests.store.conftest import Place

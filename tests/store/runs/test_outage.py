@@ -19,7 +19,7 @@ from trainsync.checkpoint.errors import SaveAbortedError, SaveFailedError
 from trainsync.checkpoint.save.registration import all_ranks
 from trainsync.failpoints import LIVE, enabled
 from trainsync.monitor.client.store import StoreMonitorClient
-from trainsync.monitor.commit.core import CoreSettings
+from trainsync.monitor.core.core import CoreSettings
 from trainsync.storage.objects import commits
 from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import StoreError

@@ -12,6 +12,7 @@ from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import StoreRefusedError, StoreUnavailableError
 from trainsync.storage.saves.incarnations import successor
 from trainsync.weights.buckets.layout import TensorMeta
+from trainsync.weights.counts import TransferKind
 from trainsync.weights.errors import (
     DigestMismatchError,
     SchemaMismatchError,
@@ -21,7 +22,6 @@ from trainsync.weights.errors import (
     WeightsReplacedError,
     WeightsUnavailableError,
 )
-from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync.weights.transports.anchors.index import INDEX, Owner, VersionRow, read_index
 from trainsync.weights.transports.anchors.publisher import AnchorPublisher
 from trainsync.weights.transports.anchors.reader import AnchorReader

@@ -8,7 +8,7 @@ from trainsync.api.protocol import ParticipantRef, SaveKind, SaveRequest, SaveSt
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.monitor.client.http import HttpMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
-from trainsync.monitor.commit.core import CoreSettings
+from trainsync.monitor.core.core import CoreSettings
 from trainsync.storage.saves.claims import LOCAL_UID
 from trainsync.storage.saves.incarnations import successor
 from trainsync.weights.proof.record import PROOF_NAME, Proof, encode_proof

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from trainsync.monitor.commit.core import CoreSettings, MonitorCore
+from trainsync.monitor.core.core import CoreSettings, MonitorCore
 from trainsync.storage.layout import RunDirectory
 
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, STATE_DICT, Clock, request, write_all

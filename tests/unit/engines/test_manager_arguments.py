@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 import trainsync
 from trainsync.api import env
-from trainsync.engines.verl import arguments
-from trainsync.engines.verl.arguments import reference_step
+from trainsync.engines.checkpoints import arguments
+from trainsync.engines.checkpoints.arguments import reference_step
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from trainsync import failpoints
 from trainsync.monitor import errors
 from trainsync.monitor.commit.committer import Authority
-from trainsync.monitor.commit.core import MonitorCore
+from trainsync.monitor.core.core import MonitorCore
 
 PHASES = list(failpoints.POINTS[failpoints.COMMIT])
 GATE = "gate"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trainsync import failpoints
 from trainsync.api.protocol import FailureReport, ParticipantRef
-from trainsync.monitor.commit.core import CoreSettings, MonitorCore
+from trainsync.monitor.core.core import CoreSettings, MonitorCore
 from trainsync.storage.layout import RunDirectory
 
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, request

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from trainsync.checkpoint.data_cursor import DATA_CURSOR_FILE, data_cursor_file
+from trainsync.checkpoint.data_cursor import data_cursor_file
 from trainsync.checkpoint.errors import CorruptCheckpointError
+from trainsync.checkpoint.shard_names import DATA_CURSOR_FILE
 from trainsync.data.errors import DataMismatchError
 from trainsync.runtime.context import RunContext
 from trainsync.storage.layout import RunDirectory

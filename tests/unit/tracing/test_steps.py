@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 from trainsync.tracing import steps
+from trainsync.tracing.recorded import TraceStats
 from trainsync.tracing.steps import StepTracer
 
 from tests.unit.tracing.receiver import receiving
@@ -43,7 +44,7 @@ def test_spans_of_a_step_are_one_trace_under_the_step(send_to: SendTo) -> None:
     assert spans["inside", 7].attributes["n"] == 2
     assert spans["part", 7].parent == spans["trainsync.save", 7].id
     assert {s.name for s in spans.values() if s.failed} == {"rl.reward", "trainsync.save"}
-    assert steps.stats() == steps.TraceStats(ended=7, sent=7)
+    assert steps.stats() == TraceStats(ended=7, sent=7)
 
 
 def test_another_process_adds_to_the_trace(send_to: SendTo) -> None:
@@ -117,11 +118,11 @@ def test_spans_that_an_endpoint_refuses_are_counted(
         steps.start({})
         TRACER.record(1, "rl.train", time.time())
         assert steps.flush(20)
-        assert steps.stats() == steps.TraceStats(ended=1, refused=1)
+        assert steps.stats() == TraceStats(ended=1, refused=1)
         receiver.status = 200
         TRACER.record(2, "rl.train", time.time())
         assert steps.flush(20)
-        assert steps.stats() == steps.TraceStats(ended=2, sent=1, refused=1)
+        assert steps.stats() == TraceStats(ended=2, sent=1, refused=1)
         steps.stop()
     assert f"1 of 2 spans did not reach {receiver.url}" in caplog.text
 

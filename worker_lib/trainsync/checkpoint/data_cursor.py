@@ -2,14 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+from trainsync.checkpoint.load.resume import Resume
+from trainsync.checkpoint.shard_names import DATA_CURSOR_FILE
 from trainsync.data.errors import DataMismatchError
-
-if TYPE_CHECKING:
-    from trainsync.checkpoint.load.resume import Resume
-
-DATA_CURSOR_FILE: Final = "data_cursor.json"
 
 
 @runtime_checkable
@@ -58,7 +55,7 @@ class LoadsState(Protocol):
         ...
 
 
-def restore_data_cursor(cursor: LoadsState, resume: "Resume | None", subdir: str) -> None:
+def restore_data_cursor(cursor: LoadsState, resume: Resume | None, subdir: str) -> None:
     """Let ``cursor`` go on from the checkpoint that is resumed from; None: it begins.
 
     Args:

@@ -1,6 +1,10 @@
-"""Names of shard files: those of verl, so that its loader and merger read what we write."""
+"""Names of a step's files; of shards those of verl, so that its loader and merger read them."""
 
 import re
+from typing import Final
+
+DATA_CURSOR_FILE: Final = "data_cursor.json"
+"""Beside rank 0's shard."""
 
 _SHARD = re.compile(r"^(?P<name>.+)_world_size_(?P<world>\d+)_rank_(?P<rank>\d+)\.pt$")
 

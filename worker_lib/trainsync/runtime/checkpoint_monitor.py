@@ -7,7 +7,7 @@ from typing import Any, Final, NoReturn
 
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
-from trainsync.monitor.commit.core import CoreSettings
+from trainsync.monitor.core.core import CoreSettings
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.claims import LOCAL_UID, next_attempt
 

@@ -21,7 +21,7 @@ from trainsync.storage.objects.of_run import MONITOR_LIMITS, open_run_store
 from trainsync.storage.saves.claims import next_attempt
 
 if TYPE_CHECKING:
-    from trainsync.monitor.commit.core import CoreSettings
+    from trainsync.monitor.core.core import CoreSettings
 
 
 @runtime_checkable
@@ -89,7 +89,7 @@ def _open_in_store(settings: RunSettings, store: str, *, hosting: bool) -> Monit
 
 
 def _core_settings(settings: RunSettings) -> "CoreSettings":
-    from trainsync.monitor.commit.core import CoreSettings
+    from trainsync.monitor.core.core import CoreSettings
 
     return CoreSettings(
         run_uid=settings.uid,

@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import NonRecordingSpan, SpanContext, Status, StatusCode, TraceFlags
 
 from trainsync.tracing.identity import Key, span_id, trace_id
-from trainsync.tracing.steps import STEP, Attributes, TraceStats
+from trainsync.tracing.recorded import STEP, Attributes, TraceStats
 
 _DELAY_MILLISECONDS: Final = 500.0  # between messages: a process that is killed loses no more
 _LOOK_SECONDS: Final = 0.02

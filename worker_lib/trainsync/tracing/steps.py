@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from trainsync.tracing.identity import Key
+from trainsync.tracing.recorded import Attributes, TraceStats
 from trainsync.tracing.wanted import endpoint
 
 if TYPE_CHECKING:
@@ -25,22 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Attributes = Mapping[str, str | bool | int | float]
-
-STEP: Final = "trainsync.step"
 _END_SECONDS: Final = 5.0
-
-
-@dataclass(frozen=True)
-class TraceStats:
-    """Spans of this process: ``ended`` in all, ``sent``, and ``refused`` or not answered.
-
-    Of those that are in none of the two some still wait; the others found the queue full.
-    """
-
-    ended: int = 0
-    sent: int = 0
-    refused: int = 0
 
 
 _exporting: "Exporting | None" = None

@@ -11,13 +11,13 @@ from typing import Any, Final
 import xxhash
 
 from trainsync.weights.buckets.schema import Schema
+from trainsync.weights.counts import BroadcastTraffic
 from trainsync.weights.errors import (
     InconsistentUploadError,
     NothingPublishedError,
     StaleVersionError,
     SupersededTrainerError,
 )
-from trainsync.weights.synchronizer.counts import BroadcastTraffic
 
 # How the bytes of a version travel: through Ray's object store, by a broadcast, by the volume, by
 # object storage.

@@ -6,7 +6,7 @@ from trainsync.agent.feeds.commits import CommitFeed
 from trainsync.agent.version import Version
 from trainsync.api.protocol import SaveKind
 from trainsync.failpoints import LIVE, enabled
-from trainsync.monitor.commit.core import CoreSettings
+from trainsync.monitor.core.core import CoreSettings
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.store.core import StoreCore
 from trainsync.storage.objects import commits, manifests

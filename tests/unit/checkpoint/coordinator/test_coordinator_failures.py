@@ -14,7 +14,7 @@ from trainsync.checkpoint.errors import SaveAbortedError, SaveFailedError, Unsup
 from trainsync.checkpoint.save.registration import all_ranks
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
-from trainsync.monitor.commit.core import CoreSettings
+from trainsync.monitor.core.core import CoreSettings
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.pointers import read_pointer
 

@@ -16,7 +16,7 @@ from trainsync.checkpoint.save.places.volume import VolumePlace, VolumeRecords
 from trainsync.checkpoint.save.registration import all_ranks
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
-from trainsync.monitor.commit.core import CoreSettings
+from trainsync.monitor.core.core import CoreSettings
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import receipts
 from trainsync.storage.saves.receipts import SaveOutcome, SaveRegistration

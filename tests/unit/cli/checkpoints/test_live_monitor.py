@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trainsync.monitor.commit.core import CoreSettings, MonitorCore
+from trainsync.monitor.core.core import CoreSettings, MonitorCore
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import pointers
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from trainsync.api.protocol import SaveState
-from trainsync.monitor.commit.core import CoreSettings, MonitorCore
+from trainsync.monitor.core.core import CoreSettings, MonitorCore
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage import leases
 from trainsync.storage.inspect import digests, repair

@@ -3,7 +3,7 @@ import os
 from pathlib import Path
 
 import pytest
-from trainsync.monitor.commit.core import CoreSettings, MonitorCore
+from trainsync.monitor.core.core import CoreSettings, MonitorCore
 from trainsync.storage import parallel
 from trainsync.storage.inspect import digests
 from trainsync.storage.inspect import saves as inspecting

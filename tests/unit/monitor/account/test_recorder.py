@@ -16,11 +16,11 @@ from trainsync.monitor import errors
 from trainsync.monitor.account import places, recorder
 from trainsync.monitor.account.recorder import WRITE_SECONDS
 from trainsync.monitor.commit.committer import Authority
-from trainsync.monitor.commit.core import CoreSettings, MonitorCore
+from trainsync.monitor.core.core import CoreSettings, MonitorCore
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import incarnations, receipts
 
-from tests.unit.monitor.commit.core.cores import Disk, healthy
+from tests.unit.monitor.core.cores import Disk, healthy
 from tests.unit.monitor.saves import (
     CHECKPOINT,
     FIRST,

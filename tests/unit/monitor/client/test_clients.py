@@ -22,7 +22,7 @@ from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.monitor.client.retry import RetryPolicy
-from trainsync.monitor.commit.core_thread import CoreThread
+from trainsync.monitor.core.core_thread import CoreThread
 from trainsync.monitor.mirror.settings import MirrorSettings
 from trainsync.monitor.mirror.worker import open_bucket
 from trainsync.monitor.server import settings

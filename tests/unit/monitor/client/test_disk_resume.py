@@ -12,7 +12,7 @@ from trainsync.monitor import errors
 from trainsync.monitor.client import resume_wait
 from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.monitor.client.local import LocalMonitorClient
-from trainsync.monitor.commit.core import CoreSettings
+from trainsync.monitor.core.core import CoreSettings
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest, pointers, quarantine

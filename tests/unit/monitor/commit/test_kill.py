@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from trainsync.api.protocol import FailureReport, ParticipantRef, SaveState
-from trainsync.monitor.commit.core import CoreSettings, MonitorCore
+from trainsync.monitor.core.core import CoreSettings, MonitorCore
 from trainsync.storage import atomic
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest, pointers, receipts

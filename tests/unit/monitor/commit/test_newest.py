@@ -15,7 +15,7 @@ from trainsync.monitor.client.http import HttpMonitorClient, HttpSettings
 from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.monitor.client.retry import RetryPolicy
 from trainsync.monitor.commit.committer import Committer
-from trainsync.monitor.commit.core import CoreSettings, MonitorCore
+from trainsync.monitor.core.core import CoreSettings, MonitorCore
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.server import routes
 from trainsync.storage.layout import RunDirectory

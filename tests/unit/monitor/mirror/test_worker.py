@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from trainsync.api.protocol import SaveKind
 from trainsync.api.status import CheckpointStatus
-from trainsync.monitor.commit.core import CoreSettings, MonitorCore
+from trainsync.monitor.core.core import CoreSettings, MonitorCore
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.mirror import worker
 from trainsync.monitor.mirror.settings import MirrorSettings

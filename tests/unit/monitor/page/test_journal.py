@@ -5,9 +5,9 @@ from typing import Any
 
 from trainsync.api.page import NewsKind
 from trainsync.api.status import CheckpointStatus, ExplorerStatus, WeightsStatus
+from trainsync.monitor.core.views import CoreView, RestartView
 from trainsync.monitor.ledger.saves import CommittedInfo
 from trainsync.monitor.page.journal import Journal
-from trainsync.monitor.server.views import CoreView, RestartView
 
 from tests.unit.monitor.page.pages import explorers
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, Clock

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from trainsync.api.spec import Verify
 from trainsync.monitor.commit.committer import Authority
-from trainsync.monitor.commit.core import CoreSettings, MonitorCore
+from trainsync.monitor.core.core import CoreSettings, MonitorCore
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.digest import file_digest
 from trainsync.storage.inspect import digests

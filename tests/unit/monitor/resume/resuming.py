@@ -8,8 +8,8 @@ from pathlib import Path
 from trainsync.api.protocol import DamageReport, ResumePoint
 from trainsync.api.status import ConditionType
 from trainsync.monitor import errors
-from trainsync.monitor.commit.core import MonitorCore
 from trainsync.monitor.commit.observer import NullObserver
+from trainsync.monitor.core.core import MonitorCore
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest, pointers

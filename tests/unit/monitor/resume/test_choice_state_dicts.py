@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from trainsync.api.protocol import SaveKind
 from trainsync.api.spec import Verify
-from trainsync.monitor.commit.core import MonitorCore
+from trainsync.monitor.core.core import MonitorCore
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves import manifest, pointers, quarantine, receipts

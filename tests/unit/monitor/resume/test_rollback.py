@@ -13,7 +13,7 @@ from trainsync.api.spec import ResumeFrom
 from trainsync.api.status import ConditionStatus, ConditionType, RollbackState
 from trainsync.failpoints import COMMIT, enabled
 from trainsync.monitor import errors
-from trainsync.monitor.commit.core import CoreSettings, MonitorCore
+from trainsync.monitor.core.core import CoreSettings, MonitorCore
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage import leases
 from trainsync.storage.layout import RunDirectory

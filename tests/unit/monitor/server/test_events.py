@@ -10,9 +10,9 @@ from trainsync.api.status import (
     RollbackStatus,
     WeightsStatus,
 )
+from trainsync.monitor.core.views import ConditionView, CoreView
 from trainsync.monitor.ledger.saves import AbortCause, AbortReason, SaveKey
 from trainsync.monitor.server.events import WAITING_KEPT, EventQueue, EventReason, MonitorEvent
-from trainsync.monitor.server.views import ConditionView, CoreView
 
 from tests.unit.monitor.page.pages import explorers
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, STATE_DICT, Clock

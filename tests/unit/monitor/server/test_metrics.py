@@ -15,7 +15,7 @@ from trainsync.api.protocol import (
     SaveState,
     WeightsReport,
 )
-from trainsync.monitor.commit.core import CoreSettings, MonitorCore
+from trainsync.monitor.core.core import CoreSettings, MonitorCore
 from trainsync.monitor.server.metrics import MonitorMetrics
 from trainsync.monitor.serving.roster import ServerRoster
 from trainsync.storage.layout import RunDirectory

@@ -21,7 +21,7 @@ from trainsync.monitor.ledger.saves import AbortCause, AbortReason, SaveKey
 from trainsync.monitor.server.metrics import MonitorMetrics
 from trainsync.monitor.server.metrics_catalogue import CATALOGUE, RUN_LABELS
 from trainsync.monitor.serving.roster import ServerRoster
-from trainsync.weights.synchronizer.counts import TransferKind
+from trainsync.weights.counts import TransferKind
 from trainsync_operator.metrics.catalogue import CATALOGUE as OPERATOR_CATALOGUE
 
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, STATE_DICT, request, write_all

@@ -8,9 +8,9 @@ import httpx
 import pytest
 from trainsync.api.protocol import SaveState
 from trainsync.monitor import errors
+from trainsync.monitor.change_signal import ChangeSignal
 from trainsync.monitor.kube.run_reader import StaleRunError
 from trainsync.monitor.server.app import CoreFailedError
-from trainsync.monitor.server.change_signal import ChangeSignal
 
 from tests.unit.monitor.fakes import FakeApi, RunningMonitor
 from tests.unit.monitor.saves import CHECKPOINT, FIRST, SECOND, request, write

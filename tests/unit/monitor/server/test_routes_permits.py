@@ -51,7 +51,7 @@ def test_a_second_node_is_woken_when_the_first_gives_its_permit_back(
 def test_a_waiting_request_does_not_keep_the_monitor_busy(
     client: HttpMonitorClient, monitor: RunningMonitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainsync.monitor.commit.core import MonitorCore
+    from trainsync.monitor.core.core import MonitorCore
 
     asked: list[None] = []
     answer = MonitorCore.write_permit

@@ -14,13 +14,13 @@ from trainsync.api.status import (
     RoleAccount,
 )
 from trainsync.kube.client import KubeError
+from trainsync.monitor.core.views import CoreView, LeasesView, RestartView, build
 from trainsync.monitor.kube.run_reader import RunFacts, RunReader, StaleRunError
 from trainsync.monitor.ledger.ledger import Ledger
 from trainsync.monitor.ledger.progress import ProgressTracker
 from trainsync.monitor.ledger.saves import CommittedInfo, SaveOwner
 from trainsync.monitor.server import status as status_writer
 from trainsync.monitor.server.status import StatusWriter
-from trainsync.monitor.server.views import CoreView, LeasesView, RestartView, build
 
 from tests.unit.monitor.fakes import UID, FakeApi
 

@@ -4,13 +4,13 @@ import pytest
 from trainsync.api.protocol import ASLEEP, ServerReport
 from trainsync.api.spec import SyncMethod
 from trainsync.api.status import ProofVerdict, ServerWeights
+from trainsync.monitor.access.served_core import ServedCore
+from trainsync.monitor.change_signal import ChangeSignal
 from trainsync.monitor.commit.newest import CommitNews
+from trainsync.monitor.core.views import with_servers
 from trainsync.monitor.errors import TooManyWaitersError
-from trainsync.monitor.server.change_signal import ChangeSignal
-from trainsync.monitor.server.core import ServedCore
-from trainsync.monitor.server.views import with_servers
+from trainsync.monitor.server.serving_news import VersionNews, newest_version
 from trainsync.monitor.serving import roster as rosters
-from trainsync.monitor.serving.news import VersionNews, newest_version
 from trainsync.monitor.serving.roster import FORGET_SECONDS, ServerRoster
 
 REPORT = ServerReport(servers="rollouts", tag="7-00", version=7, lag=0, ready=True)

@@ -7,7 +7,7 @@ import torch
 from trainsync.api.protocol import ParticipantRef, SaveKind, SaveRequest
 from trainsync.checkpoint.save.files.dumping import dump
 from trainsync.checkpoint.save.places.store import StorePlace
-from trainsync.monitor.commit.core import CoreSettings
+from trainsync.monitor.core.core import CoreSettings
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.store.core import StoreCore
 from trainsync.storage.digest import format_digest, new_hasher

@@ -12,8 +12,8 @@ from trainsync.api.protocol import (
 from trainsync.api.status import ConditionType
 from trainsync.monitor import errors
 from trainsync.monitor.commit.committer import Authority
-from trainsync.monitor.commit.core import CoreSettings
 from trainsync.monitor.commit.observer import NullObserver
+from trainsync.monitor.core.core import CoreSettings
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.store.core import StoreCore
 from trainsync.monitor.store.served import ServedStoreCore

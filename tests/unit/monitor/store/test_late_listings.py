@@ -8,7 +8,7 @@ import pytest
 from obstore.store import MemoryStore
 from trainsync import failpoints
 from trainsync.api.protocol import ParticipantRef, SaveKind, SaveRequest, SaveState
-from trainsync.monitor.commit.core import CoreSettings
+from trainsync.monitor.core.core import CoreSettings
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.store.core import StoreCore
 from trainsync.storage.digest import format_digest, new_hasher

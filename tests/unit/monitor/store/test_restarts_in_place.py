@@ -6,8 +6,8 @@ import pytest
 from trainsync.api.protocol import ProgressReport, SaveState
 from trainsync.failpoints import LIVE, enabled
 from trainsync.monitor import errors
-from trainsync.monitor.commit.core import CoreSettings
 from trainsync.monitor.commit.observer import NullObserver
+from trainsync.monitor.core.core import CoreSettings
 from trainsync.monitor.ledger.saves import AbortCause, AbortReason, SaveKey, SaveOwner
 from trainsync.monitor.store.core import StoreCore
 from trainsync.monitor.store.served import ServedStoreCore

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from trainsync.api.protocol import SaveKind, SaveState
 from trainsync.failpoints import LIVE, STORE, enabled
-from trainsync.monitor.commit.core import CoreSettings
+from trainsync.monitor.core.core import CoreSettings
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.store.core import StoreCore
 from trainsync.storage.objects import commits

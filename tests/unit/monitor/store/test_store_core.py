@@ -12,7 +12,7 @@ from trainsync.api.protocol import (
     SaveState,
 )
 from trainsync.api.spec import Verify
-from trainsync.monitor.commit.core import CoreSettings
+from trainsync.monitor.core.core import CoreSettings
 from trainsync.monitor.errors import (
     ClaimRefusedError,
     FencedError,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from trainsync.weights.buckets.layout import DIRECT_BYTES, StreamSchema, plan_buckets
+from trainsync.weights.buckets.layout import DIRECT_BYTES, PIECE_BYTES, StreamSchema, plan_buckets
 from trainsync.weights.buckets.tensor_part import TensorPart
 from trainsync.weights.buckets.tensor_stream import (
     NamedTensors,
@@ -15,7 +15,6 @@ from trainsync.weights.buckets.tensor_stream import (
     schema_of,
 )
 from trainsync.weights.errors import UnsupportedWeightsError
-from trainsync.weights.transports.chain.chain import PIECE_BYTES
 
 LARGE = torch.randn(DIRECT_BYTES // 4 + 10)
 TENSORS: list[tuple[str, torch.Tensor]] = [

@@ -12,13 +12,13 @@ from trainsync.weights.buckets.layout import StreamSchema, TensorMeta, plan_buck
 from trainsync.weights.buckets.served import ServedVersion, WeightSets, allocate
 from trainsync.weights.delta.base import DeltaBase, HeldVersion, blocks_of
 from trainsync.weights.delta.codec import Segment
-from trainsync.weights.delta.wire import change
 from trainsync.weights.errors import (
     DeltaError,
     GroupFailedError,
     InconsistentUploadError,
     UnsupportedWeightsError,
 )
+from trainsync.weights.transports.chain.delta_wire import change
 
 Named = list[tuple[str, torch.Tensor]]
 

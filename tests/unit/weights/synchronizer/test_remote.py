@@ -15,9 +15,9 @@ from trainsync.api.protocol import (
 )
 from trainsync.monitor.errors import FencedError, InvalidRequestError, MonitorUnavailableError
 from trainsync.weights import errors
+from trainsync.weights.counts import TransferKind
 from trainsync.weights.errors import ExplorerLostError, WeightsError, WeightsUnavailableError
 from trainsync.weights.synchronizer import remote
-from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync.weights.synchronizer.followed_state import Contact
 from trainsync.weights.synchronizer.remote import RemoteConnection, RemoteSynchronizer
 from trainsync.weights.synchronizer.remote_calls import (

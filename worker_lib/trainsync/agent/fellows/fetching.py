@@ -12,9 +12,10 @@ from trainsync.agent.fellows.holding import Holding, open_for_reading
 from trainsync.agent.fellows.sharing import GO, NAME
 from trainsync.api.protocol import Fellow
 from trainsync.storage.digest import file_digest
+from trainsync.weights.buckets.layout import PIECE_BYTES
 from trainsync.weights.errors import DigestMismatchError, MemberLostError, WeightsUnavailableError
 from trainsync.weights.transports.broadcast.link import Link, NotProvenError, introduce
-from trainsync.weights.transports.chain.chain import PIECE_BYTES, chain_token
+from trainsync.weights.transports.chain.chain import chain_token
 
 
 class FellowFailedError(Exception):

@@ -17,9 +17,10 @@ from typing import Final
 
 from trainsync.agent.fellows.holding import Holding, HoldingClosedError, open_for_reading
 from trainsync.failpoints import failpoint
+from trainsync.weights.buckets.layout import PIECE_BYTES
 from trainsync.weights.errors import MemberLostError
 from trainsync.weights.transports.broadcast.link import Challenge, Link, NotProvenError
-from trainsync.weights.transports.chain.chain import PIECE_BYTES, chain_token
+from trainsync.weights.transports.chain.chain import chain_token
 
 _LOG = logging.getLogger(__name__)
 _MOST_FELLOWS: Final = 16  # connections at once; each has a thread

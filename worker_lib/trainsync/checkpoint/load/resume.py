@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainsync.api.protocol import DamageReport, LoadReport, ResumePoint, SaveKind
-from trainsync.checkpoint.data_cursor import DATA_CURSOR_FILE
 from trainsync.checkpoint.errors import CorruptCheckpointError
 from trainsync.checkpoint.load.stored import StoredFiles
 from trainsync.checkpoint.memory.place import MemoryPlace
+from trainsync.checkpoint.shard_names import DATA_CURSOR_FILE
 from trainsync.monitor.client.base import MonitorClient
 from trainsync.monitor.errors import MonitorError
 from trainsync.storage.errors import DamagedFileError, StepGoneError, StorageError

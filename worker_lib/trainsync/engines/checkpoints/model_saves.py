@@ -6,10 +6,10 @@ from typing import Generic, NamedTuple, TypeVar
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.engines.agree import on_all_ranks
+from trainsync.engines.checkpoints.arguments import SaveTarget, model_of, model_place
 from trainsync.engines.checkpoints.save_plan import SavePlan
 from trainsync.engines.checkpoints.saved_steps import SavedSteps
 from trainsync.engines.checkpoints.step_commits import StepCommits
-from trainsync.engines.verl.arguments import SaveTarget, model_of, model_place
 
 ValueT = TypeVar("ValueT")
 

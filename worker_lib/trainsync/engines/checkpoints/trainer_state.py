@@ -13,8 +13,8 @@ from trainsync.checkpoint.load.deadline import FilesInTime
 from trainsync.checkpoint.load.resume import Resume
 from trainsync.checkpoint.load.stored import DifferentBytesError, StoredFiles
 from trainsync.checkpoint.load.verify import verify
+from trainsync.engines.checkpoints.arguments import ACTOR, CRITIC, TRAINER
 from trainsync.engines.checkpoints.step_commits import StepCommits
-from trainsync.engines.verl.arguments import ACTOR, CRITIC, TRAINER
 from trainsync.storage.layout import relative_path
 from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingError
 from trainsync.storage.saves.manifest import Manifest

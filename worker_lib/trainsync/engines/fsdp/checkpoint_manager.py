@@ -13,7 +13,17 @@ from trainsync.api.spec import SyncMethod
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.checkpoint.save.registration import Participants, all_ranks
 from trainsync.engines.agree import on_all_ranks
+from trainsync.engines.checkpoints.arguments import (
+    ACTOR,
+    MERGED,
+    SaveTarget,
+    reference_step,
+    refuse_hdfs,
+    refuse_unknown,
+    run_of,
+)
 from trainsync.engines.checkpoints.model_saves import ModelSaves
+from trainsync.engines.checkpoints.retention import MonitoredRetention
 from trainsync.engines.checkpoints.save_plan import (
     EXTRA,
     MODEL,
@@ -33,16 +43,6 @@ from trainsync.engines.hf import export as hf_export
 from trainsync.engines.lora.merging import chosen_state, has_adapter
 from trainsync.engines.module_engine import TrainedModule
 from trainsync.engines.protocol import LoRAWeights
-from trainsync.engines.verl.arguments import (
-    ACTOR,
-    MERGED,
-    SaveTarget,
-    reference_step,
-    refuse_hdfs,
-    refuse_unknown,
-    run_of,
-)
-from trainsync.engines.verl.retention import MonitoredRetention
 
 logger = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
+from trainsync.engines.checkpoints.arguments import MERGED
 from trainsync.engines.checkpoints.save_plan import EXTRA, HF_MODEL, MODEL, OPTIMIZER, SavePlan
 from trainsync.engines.fsdp import training_parts
 from trainsync.engines.fsdp.training_parts import State, TrainedParts
 from trainsync.engines.hf import export
 from trainsync.engines.hf.config import FOLDER, merger_files
-from trainsync.engines.verl.arguments import MERGED
 
 # Made once for each module: (tokenizer or processor, {LoRA is merged: the small files}).
 _FILES: "weakref.WeakKeyDictionary[torch.nn.Module, tuple[Any, dict[bool, dict[str, bytes]]]]" = (

@@ -25,7 +25,9 @@ from trainsync.checkpoint.megatron_shards import describe
 from trainsync.dist.agreement import Agreement
 from trainsync.dist.group_agreement import open_agreement
 from trainsync.engines.adapt import adapt
+from trainsync.engines.checkpoints.arguments import ACTOR, SaveTarget, refuse_hdfs
 from trainsync.engines.checkpoints.model_saves import ModelSaves
+from trainsync.engines.checkpoints.retention import MonitoredRetention
 from trainsync.engines.checkpoints.save_plan import (
     ENGINE,
     EXTRA,
@@ -49,8 +51,6 @@ from trainsync.engines.megatron.step_shards import StepShards
 from trainsync.engines.megatron.training import can_stage, can_stage_random_numbers
 from trainsync.engines.protocol import SUPPORTED
 from trainsync.engines.verl.adapters import VerlMegatronEngine
-from trainsync.engines.verl.arguments import ACTOR, SaveTarget, refuse_hdfs
-from trainsync.engines.verl.retention import MonitoredRetention
 
 logger = logging.getLogger(__name__)
 

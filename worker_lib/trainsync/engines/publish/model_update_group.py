@@ -23,7 +23,7 @@ from trainsync.engines.publish.sent_tensors import described, narrowed, sent_ten
 from trainsync.engines.trainer_ranks import trainer_ranks
 from trainsync.weights.buckets.tensor_part import check_narrow
 from trainsync.weights.buckets.tensor_stream import Description, Value
-from trainsync.weights.synchronizer.counts import BroadcastTraffic
+from trainsync.weights.counts import BroadcastTraffic
 from trainsync.weights.transports.broadcast.broadcaster import BroadcastReport, WeightBroadcaster
 from trainsync.weights.transports.broadcast.deadlines import (
     Deadlines,

@@ -11,14 +11,7 @@ from trainsync.api.spec import SyncMethod
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.engines.adapt import adapt
 from trainsync.engines.agree import on_all_ranks
-from trainsync.engines.checkpoints.paths import inside_run
-from trainsync.engines.checkpoints.shard_source import committed_step
-from trainsync.engines.checkpoints.step_commits import StepCommits
-from trainsync.engines.checkpoints.trainer_state import TrainerState, verify_trainers
-from trainsync.engines.fsdp.checkpoint_manager import FSDPCheckpointManager
-from trainsync.engines.megatron.checkpoints import MegatronCheckpoints
-from trainsync.engines.protocol import LoRAWeights, is_megatron
-from trainsync.engines.verl.arguments import (
+from trainsync.engines.checkpoints.arguments import (
     ACTOR,
     CRITIC,
     TRAINER,
@@ -26,6 +19,13 @@ from trainsync.engines.verl.arguments import (
     place_of,
     total_steps,
 )
+from trainsync.engines.checkpoints.paths import inside_run
+from trainsync.engines.checkpoints.shard_source import committed_step
+from trainsync.engines.checkpoints.step_commits import StepCommits
+from trainsync.engines.checkpoints.trainer_state import TrainerState, verify_trainers
+from trainsync.engines.fsdp.checkpoint_manager import FSDPCheckpointManager
+from trainsync.engines.megatron.checkpoints import MegatronCheckpoints
+from trainsync.engines.protocol import LoRAWeights, is_megatron
 from trainsync.runtime.context import RunContext
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from verl.workers import engine as verl_engines
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
-from trainsync.engines.verl.arguments import ACTOR, CRITIC, component_prefix, place_of
+from trainsync.engines.checkpoints.arguments import ACTOR, CRITIC, component_prefix, place_of
 from trainsync.engines.verl.install import has_value_head, install_checkpoint_manager
 from trainsync.integrations.verl import trainer
 from trainsync.integrations.verl.saving import SaveSettings, exit_in_order_on_sigterm

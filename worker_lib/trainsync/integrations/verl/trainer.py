@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainsync.api import env
-from trainsync.engines.verl.arguments import TRAINER, held_directory
+from trainsync.engines.checkpoints.arguments import TRAINER, held_directory
 from trainsync.integrations.verl import data_left, stop_requests, stored_run
 from trainsync.storage import atomic
 from trainsync.storage.layout import step_name

@@ -24,7 +24,8 @@ from trainsync.api.protocol import (
 )
 from trainsync.monitor.client.resume_wait import until_verified
 from trainsync.monitor.commit import newest
-from trainsync.monitor.commit.core_thread import Core, CoreThread
+from trainsync.monitor.core.core_thread import Core, CoreThread
+from trainsync.monitor.core.views import CoreView
 from trainsync.monitor.errors import (
     ClientClosedError,
     MonitorUnavailableError,
@@ -32,7 +33,6 @@ from trainsync.monitor.errors import (
 )
 from trainsync.monitor.ledger import unfinished
 from trainsync.monitor.ledger.saves import Save, SaveOwner
-from trainsync.monitor.server.views import CoreView
 
 _LOG = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")

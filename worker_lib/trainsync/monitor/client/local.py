@@ -10,7 +10,7 @@ from trainsync.monitor.client.hosted import HostedMonitorClient
 from trainsync.monitor.client.local_fencing import ClaimGate, LocalFence
 from trainsync.monitor.commit import newest
 from trainsync.monitor.commit.committer import Authority
-from trainsync.monitor.commit.core import CoreSettings, MonitorCore
+from trainsync.monitor.core.core import CoreSettings, MonitorCore
 from trainsync.monitor.errors import NotReadyError
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.storage.layout import RunDirectory

@@ -29,7 +29,7 @@ from trainsync.monitor import errors
 from trainsync.monitor.client.hosted import HostedMonitorClient
 from trainsync.monitor.client.resume_wait import RESUME_SECONDS
 from trainsync.monitor.commit import newest
-from trainsync.monitor.commit.core import CoreSettings
+from trainsync.monitor.core.core import CoreSettings
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.store import origin
 from trainsync.monitor.store.core import StoreCore

@@ -18,9 +18,9 @@ from trainsync.api.protocol import (
     SynchronizerCalls,
     SynchronizerReply,
 )
+from trainsync.monitor.change_signal import ChangeSignal
 from trainsync.monitor.errors import FencedError, InvalidRequestError, TooManyWaitersError
 from trainsync.monitor.ledger.saves import SaveOwner
-from trainsync.monitor.server.change_signal import ChangeSignal
 
 MOST_CALLS: Final = 8192
 """An explorer has one or two at a time; those of processes that ended stay for a minute."""

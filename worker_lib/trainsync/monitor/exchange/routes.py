@@ -8,10 +8,10 @@ from fastapi.responses import JSONResponse
 
 from trainsync.api.base import Model
 from trainsync.api.protocol import SynchronizerAnswers, SynchronizerCall
+from trainsync.monitor.access.middleware import owner_of
 from trainsync.monitor.errors import NotReadyError
 from trainsync.monitor.exchange.calls import Exchange
 from trainsync.monitor.ledger.saves import SaveOwner
-from trainsync.monitor.server.middleware import owner_of
 
 
 def exchange_routes(

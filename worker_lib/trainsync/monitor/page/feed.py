@@ -11,15 +11,15 @@ from functools import cached_property
 from typing import Any, Final
 
 from trainsync.api.page import RunPage, SavePoint
-from trainsync.monitor.commit.core_thread import CoreThread
+from trainsync.monitor.access.served_core import ServedCore
+from trainsync.monitor.change_signal import ChangeSignal
+from trainsync.monitor.core.core_thread import CoreThread
+from trainsync.monitor.core.views import CoreView
 from trainsync.monitor.errors import MonitorError
 from trainsync.monitor.kube.run_reader import RunReader, StaleRunError
 from trainsync.monitor.page import document, sections, snapshot
 from trainsync.monitor.page.journal import Journal, save_point
 from trainsync.monitor.page.snapshot import Identity, Sources
-from trainsync.monitor.server.change_signal import ChangeSignal
-from trainsync.monitor.server.core import ServedCore
-from trainsync.monitor.server.views import CoreView
 from trainsync.storage.saves.claims import Claim
 
 _LOG = logging.getLogger(__name__)

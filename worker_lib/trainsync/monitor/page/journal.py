@@ -10,9 +10,9 @@ from trainsync.api.page import News, NewsKind, SavePoint
 from trainsync.api.protocol import SaveKind
 from trainsync.api.status import ExplorerStatus
 from trainsync.monitor.commit.observer import NullObserver
+from trainsync.monitor.core import explorer_events
+from trainsync.monitor.core.views import CoreView, RestartView
 from trainsync.monitor.ledger.saves import CommittedInfo
-from trainsync.monitor.server import explorer_events
-from trainsync.monitor.server.views import CoreView, RestartView
 
 _SAVES_KEPT: Final = 2000
 _NEWS_KEPT: Final = 100

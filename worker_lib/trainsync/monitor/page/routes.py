@@ -6,9 +6,9 @@ from typing import Final
 from fastapi import APIRouter, Response
 from starlette.types import Receive, Scope, Send
 
+from trainsync.monitor.access.middleware import error_response
 from trainsync.monitor.page.document import HEADERS
 from trainsync.monitor.page.feed import Feed, TooManyStreamsError
-from trainsync.monitor.server.middleware import error_response
 
 # A reader that takes nothing for so long is let go.
 _SEND_SECONDS: Final = 30.0

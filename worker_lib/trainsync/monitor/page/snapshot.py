@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from trainsync.api.page import AttemptStart, News, RunPage, SavePoint
 from trainsync.api.status import Condition, Phase
-from trainsync.monitor.server.views import CoreView, with_servers
+from trainsync.monitor.core.views import CoreView, with_servers
 from trainsync.storage.saves.claims import Claim
 
 _SAVES_KNOWN: Final = 20_000

@@ -16,31 +16,31 @@ from prometheus_client import disable_created_metrics
 
 from trainsync.api import names
 from trainsync.kube.client import connect
+from trainsync.monitor.access.auth import Authenticator, KeySet
+from trainsync.monitor.access.served_core import ServedCore
+from trainsync.monitor.change_signal import ChangeSignal
 from trainsync.monitor.commit.committer import Authority
-from trainsync.monitor.commit.core import CoreSettings, MonitorCore
-from trainsync.monitor.commit.core_thread import CoreThread
 from trainsync.monitor.commit.newest import CommitNews
 from trainsync.monitor.commit.observer import Observer, Observers
+from trainsync.monitor.core.core import CoreSettings, MonitorCore
+from trainsync.monitor.core.core_thread import CoreThread
+from trainsync.monitor.core.views import CoreView
 from trainsync.monitor.errors import MonitorError, NotReadyError
 from trainsync.monitor.exchange.calls import Exchange
 from trainsync.monitor.kube.client import ClusterApi, KubeApi
-from trainsync.monitor.kube.event_poster import EventPoster
 from trainsync.monitor.kube.lease import Lease
 from trainsync.monitor.kube.run_reader import RunFacts, RunReader, StaleRunError
 from trainsync.monitor.mirror.worker import Mirror
 from trainsync.monitor.page.feed import AGES, Feed, MaxAges
 from trainsync.monitor.page.journal import Journal
-from trainsync.monitor.server.auth import Authenticator, KeySet
-from trainsync.monitor.server.change_signal import ChangeSignal
-from trainsync.monitor.server.core import ServedCore
+from trainsync.monitor.server.event_poster import EventPoster
 from trainsync.monitor.server.events import EventQueue
 from trainsync.monitor.server.metrics import MonitorMetrics
 from trainsync.monitor.server.routes import Service, create_app
+from trainsync.monitor.server.serving_news import VersionNews, newest_version
 from trainsync.monitor.server.settings import MonitorServerSettings
 from trainsync.monitor.server.status import StatusWriter, weights_in
 from trainsync.monitor.server.stops import Stops
-from trainsync.monitor.server.views import CoreView
-from trainsync.monitor.serving.news import VersionNews, newest_version
 from trainsync.monitor.serving.roster import ServerRoster
 from trainsync.monitor.store.served import ServedStoreCore
 from trainsync.storage.layout import RunDirectory

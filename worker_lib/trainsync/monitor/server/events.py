@@ -1,6 +1,6 @@
 """Kubernetes Events that the monitor posts of its run: aborts, health, resumes, weights.
 
-`trainsync.monitor.kube.event_poster` posts them: nothing here waits for the API server.
+`trainsync.monitor.server.event_poster` posts them: nothing here waits for the API server.
 """
 
 import threading
@@ -25,10 +25,10 @@ from trainsync.api.status import (
     ServerWeights,
 )
 from trainsync.monitor.commit.observer import NullObserver
+from trainsync.monitor.core import explorer_events
+from trainsync.monitor.core.views import CoreView
 from trainsync.monitor.ledger.saves import AbortCause, AbortReason, SaveKey
-from trainsync.monitor.server import explorer_events
 from trainsync.monitor.server.status import weights_in
-from trainsync.monitor.server.views import CoreView
 from trainsync.monitor.serving import changes as server_changes
 
 WAITING_KEPT: Final = 64

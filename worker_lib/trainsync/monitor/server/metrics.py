@@ -16,11 +16,11 @@ from prometheus_client.registry import Collector
 from trainsync.api.metrics import Metric
 from trainsync.api.protocol import LoadReport, ProgressReport, SaveKind, WeightsReport
 from trainsync.monitor.commit.observer import NullObserver
+from trainsync.monitor.core.views import CoreView
 from trainsync.monitor.errors import BY_CODE
 from trainsync.monitor.ledger.saves import AbortCause, AbortReason, CommittedInfo, SaveKey
 from trainsync.monitor.server import metrics_catalogue as declared
 from trainsync.monitor.server.metrics_view import ViewCollector
-from trainsync.monitor.server.views import CoreView
 from trainsync.storage.saves.receipts import Receipt
 
 

@@ -9,9 +9,9 @@ from prometheus_client.registry import Collector
 
 from trainsync.api.metrics import Metric, MetricType
 from trainsync.api.protocol import ProgressReport, SaveKind
+from trainsync.monitor.core.views import ABSENT_STATES, EXPLORER_STATES, CoreView
 from trainsync.monitor.server import metrics_catalogue as declared
 from trainsync.monitor.server.metrics_catalogue import MAX_SERIES
-from trainsync.monitor.server.views import ABSENT_STATES, EXPLORER_STATES, CoreView
 
 Family = GaugeMetricFamily | CounterMetricFamily
 

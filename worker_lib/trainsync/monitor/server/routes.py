@@ -1,6 +1,6 @@
 """The monitor's HTTP service: routes, authentication, fencing. Thin: the core does the work.
 
-`trainsync.monitor.server.middleware` has authenticated every caller before a route is asked.
+`trainsync.monitor.access.middleware` has authenticated every caller before a route is asked.
 The protocol is specified in `trainsync.api.protocol`.
 """
 
@@ -39,23 +39,23 @@ from trainsync.api.protocol import (
     WeightsReport,
 )
 from trainsync.monitor import errors
+from trainsync.monitor.access.auth import Authenticator, Caller
+from trainsync.monitor.access.middleware import CALLER, Guard, error_response, owner_of
+from trainsync.monitor.access.served_core import ServedCore
+from trainsync.monitor.change_signal import ChangeSignal
 from trainsync.monitor.commit import newest as commits
-from trainsync.monitor.commit.core_thread import CoreThread
+from trainsync.monitor.core.core_thread import CoreThread
 from trainsync.monitor.exchange.calls import Exchange
 from trainsync.monitor.exchange.routes import exchange_routes
 from trainsync.monitor.kube.run_reader import RunReader, StaleRunError
 from trainsync.monitor.ledger.saves import SaveOwner
 from trainsync.monitor.page.feed import Feed
 from trainsync.monitor.page.routes import page_routes
-from trainsync.monitor.server.auth import Authenticator, Caller
-from trainsync.monitor.server.change_signal import ChangeSignal
-from trainsync.monitor.server.core import ServedCore
 from trainsync.monitor.server.metrics import MonitorMetrics
-from trainsync.monitor.server.middleware import CALLER, Guard, error_response, owner_of
+from trainsync.monitor.server.serving_news import VersionNews
+from trainsync.monitor.server.serving_routes import serving_routes
 from trainsync.monitor.server.stops import Stops, farewell
-from trainsync.monitor.serving.news import VersionNews
 from trainsync.monitor.serving.roster import ServerRoster
-from trainsync.monitor.serving.routes import serving_routes
 from trainsync.storage.layout import MAX_STEP
 
 ResultT = TypeVar("ResultT")

@@ -12,14 +12,14 @@ from pydantic import ValidationError
 from trainsync.api.base import format_time
 from trainsync.api.status import RestartsInPlace, WeightsStatus
 from trainsync.kube.client import KubeError
-from trainsync.monitor.kube.client import KubeApi
-from trainsync.monitor.kube.run_reader import StaleRunError
-from trainsync.monitor.server.views import (
+from trainsync.monitor.core.views import (
     ABSENT_STATES,
     ConditionView,
     CoreView,
     with_servers,
 )
+from trainsync.monitor.kube.client import KubeApi
+from trainsync.monitor.kube.run_reader import StaleRunError
 
 _LOG = logging.getLogger(__name__)
 

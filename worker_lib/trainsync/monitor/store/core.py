@@ -1,6 +1,6 @@
 """`StoreCore`: ledger, store and clock behind plain synchronous methods.
 
-One thread owns a core (see `trainsync.monitor.commit.core_thread`), so it needs no locks.
+One thread owns a core (see `trainsync.monitor.core.core_thread`), so it needs no locks.
 
 It has no account but in a pod. State dicts of steps that are trained again are superseded; readers
 have no leases, so each one stays for as long as a reader may be at it.
@@ -28,16 +28,16 @@ from trainsync.api.protocol import (
 from trainsync.api.spec import Verify
 from trainsync.monitor import errors
 from trainsync.monitor.commit.committer import Authority
-from trainsync.monitor.commit.core import CoreSettings
 from trainsync.monitor.commit.health import Unhealthy
 from trainsync.monitor.commit.newest import notice_of
 from trainsync.monitor.commit.observer import NullObserver, Observer
-from trainsync.monitor.commit.restarts import Restarts
+from trainsync.monitor.core import views
+from trainsync.monitor.core.core import CoreSettings
+from trainsync.monitor.core.restarts import Restarts
 from trainsync.monitor.ledger.ledger import Ledger
 from trainsync.monitor.ledger.permits import Permits
 from trainsync.monitor.ledger.progress import ProgressTracker
 from trainsync.monitor.ledger.saves import Save, SaveOwner
-from trainsync.monitor.server import views
 from trainsync.monitor.store import origin
 from trainsync.monitor.store.executor import StoreExecutor
 from trainsync.monitor.store.requests import StoreSaveRequests

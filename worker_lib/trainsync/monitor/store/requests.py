@@ -22,7 +22,7 @@ from trainsync.storage.saves.receipts import Participant, SaveRegistration
 
 
 class StoreSaveRequests:
-    """As `trainsync.monitor.commit.save_requests.SaveRequests`. May raise any `MonitorError`.
+    """As `trainsync.monitor.core.save_requests.SaveRequests`. May raise any `MonitorError`.
 
     Args:
         fence: raises `FencedError` unless the owner's attempt is in force.

@@ -19,14 +19,14 @@ from trainsync.api.status import RolePods, StopSave
 from trainsync.monitor.account.places import StoredAccount
 from trainsync.monitor.account.recorder import AccountRecorder
 from trainsync.monitor.commit.committer import Authority
-from trainsync.monitor.commit.core import CoreSettings
 from trainsync.monitor.commit.health import Unhealthy, worst
 from trainsync.monitor.commit.observer import Observer, Observers
+from trainsync.monitor.core import views
+from trainsync.monitor.core.core import CoreSettings
 from trainsync.monitor.ledger.saves import CommittedInfo, SaveOwner
 from trainsync.monitor.ledger.stop_save import StopAnswer, at_risk, stop_save
 from trainsync.monitor.resume.rollback import Rollbacks
 from trainsync.monitor.resume.rollback_places import StoreRollbacks
-from trainsync.monitor.server import views
 from trainsync.monitor.serving.roster import ServerRoster
 from trainsync.monitor.store.core import StoreCore
 from trainsync.storage.errors import StorageError

@@ -18,7 +18,7 @@ from trainsync.monitor.errors import InvalidRequestError, TooLargeError
 from trainsync.runtime.relays.monitor_relays import Relay
 from trainsync.weights import threads
 from trainsync.weights.errors import WeightsError, WeightsUnavailableError
-from trainsync.weights.synchronizer.ray_errors import one_sentence, raised_there
+from trainsync.weights.ray_errors import one_sentence, raised_there
 from trainsync.weights.synchronizer.remote_calls import (
     decode_arguments,
     encode_answer,

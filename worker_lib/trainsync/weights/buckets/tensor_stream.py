@@ -10,10 +10,17 @@ import torch
 
 from trainsync.dist.sharded import is_dtensor
 from trainsync.weights.buckets.host_copy import HostCopy
-from trainsync.weights.buckets.layout import DIRECT_BYTES, Bucket, Slice, StreamSchema, TensorMeta
+from trainsync.weights.buckets.layout import (
+    DIRECT_BYTES,
+    PIECE_BYTES,
+    Bucket,
+    Slice,
+    StreamSchema,
+    TensorMeta,
+    pieces_of,
+)
 from trainsync.weights.buckets.tensor_part import TensorPart, dense
 from trainsync.weights.errors import GroupFailedError, UnsupportedWeightsError
-from trainsync.weights.transports.chain.chain import PIECE_BYTES, pieces_of
 
 Value = torch.Tensor | TensorPart
 NamedTensors = Iterable[tuple[str, Value]]

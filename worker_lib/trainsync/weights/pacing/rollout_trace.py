@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainsync.tracing import steps
-from trainsync.tracing.steps import Attributes, StepTracer
+from trainsync.tracing.recorded import Attributes
+from trainsync.tracing.steps import StepTracer
 from trainsync.weights.pacing.messages import Batch
 
 Times = tuple[str, float, float]

@@ -17,10 +17,10 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trainsync.api.protocol import WeightsReport
+from trainsync.weights.counts import BroadcastTraffic, TransferKind
 from trainsync.weights.errors import NothingPublishedError, WeightsTimeoutError
 from trainsync.weights.pacing.calls import PacingCalls
 from trainsync.weights.synchronizer.connection import ACTOR_NAME, find_actor
-from trainsync.weights.synchronizer.counts import BroadcastTraffic, TransferKind
 from trainsync.weights.synchronizer.failover_state import RestoredState, StateChanges
 from trainsync.weights.synchronizer.followed_state import Contact, FollowedState
 from trainsync.weights.synchronizer.report import SynchronizerStatus, snapshot, weights_report

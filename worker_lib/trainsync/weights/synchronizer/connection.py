@@ -23,9 +23,9 @@ from trainsync.weights.errors import (
     WeightsError,
     WeightsUnavailableError,
 )
+from trainsync.weights.ray_errors import one_sentence, raised_there
 from trainsync.weights.synchronizer.followed_state import Contact
 from trainsync.weights.synchronizer.handle import FENCED, SynchronizerHandle
-from trainsync.weights.synchronizer.ray_errors import one_sentence, raised_there
 from trainsync.weights.synchronizer.remote import RemoteConnection, RemoteSynchronizer
 from trainsync.weights.synchronizer.roster import Serving
 from trainsync.weights.transports.broadcast.link import TrainerEndpoint

@@ -9,9 +9,9 @@ import ray
 
 from trainsync.weights import threads
 from trainsync.weights.errors import WeightsUnavailableError
+from trainsync.weights.ray_errors import one_sentence
 from trainsync.weights.synchronizer.actor import Synchronizer, actor_options
 from trainsync.weights.synchronizer.failover_state import FailoverState, RestoredState, StateChanges
-from trainsync.weights.synchronizer.ray_errors import one_sentence
 from trainsync.weights.synchronizer.state import LEASE_SECONDS
 from trainsync.weights.transports.shared_memory.segment_store import Sweeper
 

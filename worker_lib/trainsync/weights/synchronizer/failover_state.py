@@ -8,8 +8,8 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from trainsync.weights.counts import SyncCounts, Traffic
 from trainsync.weights.errors import WeightsError
-from trainsync.weights.synchronizer.counts import SyncCounts, Traffic
 from trainsync.weights.synchronizer.roster import RUNNING, Explorer, LossReason
 from trainsync.weights.synchronizer.state import WeightsState
 from trainsync.weights.transports.broadcast.link import TrainerEndpoint

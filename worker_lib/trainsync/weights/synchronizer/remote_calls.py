@@ -12,8 +12,8 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from trainsync.api.protocol import CallError
 from trainsync.weights import errors
+from trainsync.weights.counts import TransferKind
 from trainsync.weights.errors import WeightsError
-from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync.weights.synchronizer.followed_state import Contact
 from trainsync.weights.synchronizer.roster import Serving
 from trainsync.weights.transports.broadcast.link import TrainerEndpoint

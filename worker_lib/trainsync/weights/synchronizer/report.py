@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from trainsync.api.protocol import ExplorerReport, RolloutSeconds, WeightsReport
+from trainsync.weights.counts import TransferKind
 from trainsync.weights.errors import WeightsUnavailableError
-from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync.weights.synchronizer.roster import LOST, LossReason
 from trainsync.weights.synchronizer.state import WeightsState
 from trainsync.weights.versions import CHECKPOINT, NCCL

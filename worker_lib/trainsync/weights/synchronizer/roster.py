@@ -10,13 +10,13 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from trainsync.weights.counts import TransferKind
 from trainsync.weights.errors import (
     ExplorerLostError,
     ExplorerReplacedError,
     InconsistentUploadError,
     UnknownExplorerError,
 )
-from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync.weights.versions import Position
 
 RUNNING = "running"  # serves weights, trains

@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainsync.weights.errors import (
-    DigestMismatchError,
-    InconsistentUploadError,
-    StaleVersionError,
-    SupersededTrainerError,
-)
-from trainsync.weights.synchronizer.counts import (
+from trainsync.weights.counts import (
     BroadcastTraffic,
     SyncClock,
     SyncCounts,
     Traffic,
     TransferKind,
+)
+from trainsync.weights.errors import (
+    DigestMismatchError,
+    InconsistentUploadError,
+    StaleVersionError,
+    SupersededTrainerError,
 )
 from trainsync.weights.synchronizer.roster import (
     LOST,

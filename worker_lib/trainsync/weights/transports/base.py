@@ -8,8 +8,8 @@ from typing import ClassVar, Protocol, runtime_checkable
 import torch
 
 from trainsync.weights.buckets.layout import TensorMeta, differences
+from trainsync.weights.counts import TransferKind
 from trainsync.weights.errors import SchemaMismatchError
-from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync.weights.versions import Published
 
 

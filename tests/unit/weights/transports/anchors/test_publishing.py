@@ -9,13 +9,13 @@ import pytest
 import torch
 from obstore.store import MemoryStore
 from trainsync.storage.objects.bucket import ObjectBucket
+from trainsync.weights.counts import TransferKind
 from trainsync.weights.delta.compiling import prepare
 from trainsync.weights.errors import (
     SupersededTrainerError,
     WeightsLateError,
     WeightsReplacedError,
 )
-from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync.weights.transports.anchors.index import INDEX, Owner, decode_index
 from trainsync.weights.transports.anchors.publisher import AnchorPublisher
 from trainsync.weights.transports.anchors.reader import AnchorReader

@@ -8,7 +8,7 @@ import torch
 from trainsync.api.protocol import ParticipantRef, SaveKind, SaveRequest, SaveState
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 from trainsync.monitor.client.local import LocalMonitorClient
-from trainsync.monitor.commit.core import CoreSettings
+from trainsync.monitor.core.core import CoreSettings
 from trainsync.runtime.relays import committed_weights
 from trainsync.runtime.relays.committed_weights import read_weights
 from trainsync.storage import leases

@@ -13,6 +13,7 @@ from trainsync.storage.objects.bucket import ObjectBucket
 from trainsync.storage.objects.errors import ObjectChangedError, ObjectMissingError, StoreError
 from trainsync.weights.buckets.layout import TensorMeta, plan_buckets
 from trainsync.weights.buckets.served import ServedVersion, StagingSet, WeightSets
+from trainsync.weights.counts import TransferKind
 from trainsync.weights.delta.codec import Bytes
 from trainsync.weights.delta.compiling import prepare
 from trainsync.weights.errors import (
@@ -23,7 +24,6 @@ from trainsync.weights.errors import (
     WeightsReplacedError,
     WeightsUnavailableError,
 )
-from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync.weights.transports.anchors.index import (
     BUCKET_BYTES,
     IndexLook,

@@ -12,8 +12,8 @@ from typing import Final, Self
 
 from trainsync.weights.buckets.layout import StreamSchema, plan_buckets
 from trainsync.weights.buckets.tensor_stream import Describe, NamedTensors
+from trainsync.weights.counts import TransferKind
 from trainsync.weights.errors import StaleVersionError, WeightsUnavailableError
-from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync.weights.transports.broadcast.deadlines import BroadcastProgress, Deadlines
 from trainsync.weights.transports.broadcast.link import TrainerEndpoint, new_token
 from trainsync.weights.transports.broadcast.members import Members

@@ -17,7 +17,6 @@ from trainsync.weights.buckets.layout import (
 )
 from trainsync.weights.buckets.served import ServedVersion, StagingSet, WeightSets
 from trainsync.weights.delta.codec import Segment, apply
-from trainsync.weights.delta.wire import change
 from trainsync.weights.errors import (
     DeltaError,
     GroupFailedError,
@@ -29,6 +28,7 @@ from trainsync.weights.errors import (
     WeightsUnavailableError,
 )
 from trainsync.weights.transports.broadcast.link import Frame, Link
+from trainsync.weights.transports.chain.delta_wire import change
 from trainsync.weights.transports.chain.receiving import ChainListener, ChainReceiver
 from trainsync.weights.transports.process_group.receiving import GroupReceiver
 from trainsync.weights.transports.shared_memory.receiving import SharedMemoryReceiver, Whole

@@ -12,8 +12,8 @@ from pathlib import Path
 from trainsync.weights.buckets.layout import StreamSchema
 from trainsync.weights.buckets.tensor_stream import schema_of
 from trainsync.weights.delta.base import DeltaBase
-from trainsync.weights.delta.broadcast_pass import DeltaPass
 from trainsync.weights.transports.broadcast.deadlines import BroadcastProgress, Deadlines
+from trainsync.weights.transports.broadcast.delta_pass import DeltaPass
 from trainsync.weights.transports.broadcast.link import Frame
 from trainsync.weights.transports.broadcast.members import Member, Members
 from trainsync.weights.transports.chain.bisection import ChainBisection

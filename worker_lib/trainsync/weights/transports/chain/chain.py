@@ -13,15 +13,11 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from trainsync.weights.errors import GroupFailedError, MemberLostError
 from trainsync.weights.transports.broadcast.link import Link, NotProvenError, introduce
-
-PIECE_BYTES: Final = 512 << 10
-"""Read, passed on and digested at once: small enough for a core's own cache, large enough that the
-calls cost nothing next to it. 256 KiB and 1 MiB were slower."""
 
 _TIMEOUT: Final = struct.Struct("ll")  # struct timeval
 _CONFIRMED: Final = b"\x06"
@@ -38,12 +34,6 @@ the core: they get it for much longer than that, and the data waits for them."""
 
 ChainAddress = tuple[str, int]
 """Address and port where an explorer lets in the member before it."""
-
-
-def pieces_of(data: memoryview) -> Iterator[memoryview]:
-    """``data`` in order, as much at once as a core's own cache holds."""
-    for start in range(0, len(data), PIECE_BYTES):
-        yield data[start : start + PIECE_BYTES]
 
 
 def chain_token(token: str, name: str) -> str:

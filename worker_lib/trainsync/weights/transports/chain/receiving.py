@@ -11,15 +11,15 @@ from typing import Final
 import xxhash
 
 from trainsync.failpoints import failpoint
-from trainsync.weights.buckets.layout import Bucket, plan_buckets
+from trainsync.weights.buckets.layout import Bucket, pieces_of, plan_buckets
 from trainsync.weights.buckets.served import StagingSet
 from trainsync.weights.delta.codec import Segment
 from trainsync.weights.delta.compiling import prepare
-from trainsync.weights.delta.wire import receive_segments
 from trainsync.weights.errors import GroupFailedError, MemberLostError
 from trainsync.weights.transports.broadcast.deadlines import Deadlines
 from trainsync.weights.transports.broadcast.link import Challenge, Frame, Link, NotProvenError
-from trainsync.weights.transports.chain.chain import Chain, chain_token, join_next, pieces_of
+from trainsync.weights.transports.chain.chain import Chain, chain_token, join_next
+from trainsync.weights.transports.chain.delta_wire import receive_segments
 
 logger = logging.getLogger(__name__)
 

@@ -15,12 +15,12 @@ from trainsync.weights.buckets.tensor_stream import (
     StreamSource,
     check_time,
 )
-from trainsync.weights.delta.wire import DeltaSending
 from trainsync.weights.errors import GroupFailedError, UnsupportedWeightsError
 from trainsync.weights.transports.broadcast.deadlines import BroadcastProgress, Deadlines
 from trainsync.weights.transports.broadcast.link import Frame
 from trainsync.weights.transports.broadcast.members import Member, Members
 from trainsync.weights.transports.chain.chain import Chain, join_next
+from trainsync.weights.transports.chain.delta_wire import DeltaSending
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ import ray
 
 from trainsync.weights.buckets.layout import TensorMeta
 from trainsync.weights.buckets.schema import Schema, check_cover
+from trainsync.weights.counts import TransferKind
 from trainsync.weights.errors import (
     DeltaError,
     DigestMismatchError,
     InconsistentUploadError,
     WeightsUnavailableError,
 )
-from trainsync.weights.synchronizer.counts import TransferKind
-from trainsync.weights.synchronizer.ray_errors import one_sentence
+from trainsync.weights.ray_errors import one_sentence
 from trainsync.weights.transports.base import Weights, WeightSource, check_fit
 from trainsync.weights.transports.object_store.assemble import Assembled
 from trainsync.weights.transports.object_store.fetched_delta import HeldBuckets, Place

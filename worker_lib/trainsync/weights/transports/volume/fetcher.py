@@ -14,12 +14,12 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.leases import LOCK_SECONDS, reading
 from trainsync.storage.saves.manifest import Manifest
 from trainsync.weights.buckets.layout import TensorMeta
+from trainsync.weights.counts import TransferKind
 from trainsync.weights.errors import (
     DigestMismatchError,
     WeightsReplacedError,
     WeightsUnavailableError,
 )
-from trainsync.weights.synchronizer.counts import TransferKind
 from trainsync.weights.transports.base import Weights, WeightSource, check_fit, meta_of
 from trainsync.weights.versions import Published, VersionMeta
 

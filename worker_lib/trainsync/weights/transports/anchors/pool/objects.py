@@ -18,9 +18,9 @@ import numpy as np
 import ray
 
 from trainsync.storage.objects.bucket import ObjectBucket
+from trainsync.weights.counts import TransferKind
 from trainsync.weights.delta.codec import Bytes
-from trainsync.weights.synchronizer.counts import TransferKind
-from trainsync.weights.synchronizer.ray_errors import one_sentence
+from trainsync.weights.ray_errors import one_sentence
 from trainsync.weights.threads import calling_ray
 from trainsync.weights.transports.anchors.index import StoredObject
 from trainsync.weights.transports.anchors.objects import digest_of
