@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.distributed import ray_environment  # noqa: F401 - set before Ray is imported
-from tests.distributed.forked_workers import forking_python
+from tests.distributed.processes import ray_environment  # noqa: F401 - set before Ray is imported
+from tests.distributed.processes.forked_workers import forking_python
 
 LONGEST = (
     "test_restart_in_place.py",
@@ -73,7 +73,7 @@ def ray_of_ranks(ray_address: str) -> dict[str, Any]:
 def ray_cluster(request: pytest.FixtureRequest, ray_address: str) -> Iterator[None]:
     """This process is a driver of a small Ray, whose workers get the module's functions by value.
 
-    The workers are forked, see `tests.distributed.forked_workers`.
+    The workers are forked, see `tests.distributed.processes.forked_workers`.
     """
     import ray
 

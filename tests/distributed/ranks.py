@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from tests.distributed.forked import CONTEXT, preload
+from tests.distributed.processes.forked import CONTEXT, preload
 from tests.ports import port_of, reserved_port
 
 preload("trainsync.engines.fsdp.state_dicts")

@@ -19,8 +19,8 @@ from trainsync.api import env
 from trainsync.api.protocol import SaveKind
 from trainsync.storage.saves.manifest import check_manifest, read_manifest
 
-from tests.distributed.forked import preload
-from tests.distributed.forked_workers import forked_python
+from tests.distributed.processes.forked import preload
+from tests.distributed.processes.forked_workers import forked_python
 from tests.distributed.ranks import run_ranks, values_of
 from tests.distributed.tiny_run import CONFIG, DEADLINE, INTERVAL, Run, wait_until
 

@@ -9,7 +9,7 @@ import pytest
 from tiny_grpo.config import Config
 from trainsync.api import env
 
-from tests.distributed.forked_workers import forked_python, forked_workers
+from tests.distributed.processes.forked_workers import forked_python, forked_workers
 from tests.unit.tracing.receiver import Span, receiving
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]

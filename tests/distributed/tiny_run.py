@@ -17,7 +17,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import committed_steps
 
-from tests.distributed.forked_workers import forked_python, forked_workers
+from tests.distributed.processes.forked_workers import forked_python, forked_workers
 from tests.distributed.small_ray.starting import small_ray
 
 CONFIG = Config(

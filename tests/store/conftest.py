@@ -14,7 +14,7 @@ from trainsync.storage.objects.opening import StoreOptions, open_store
 
 from devcluster.shell import Progress
 from devcluster.tools import ensure_gcs, ensure_minio, ensure_store_servers
-from tests.distributed import ray_environment  # noqa: F401 - some tests import verl, and that Ray
+from tests.distributed.processes import ray_environment  # noqa: F401 - some tests import verl, and that Ray
 from tests.store.servers import azurite, gcs, minio
 from tests.store.servers.azurite import ACCOUNT, KEY, Azurite
 from tests.store.servers.fault_proxy import FaultProxy

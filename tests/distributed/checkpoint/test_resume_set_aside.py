@@ -13,7 +13,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.pointers import read_pointer
 
-from tests.distributed.forked_workers import forked_python
+from tests.distributed.processes.forked_workers import forked_python
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 

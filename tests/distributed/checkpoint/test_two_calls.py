@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from trainsync import RunContext, load_sharded
 from trainsync.runtime.errors import JoinError
 
-from tests.distributed.forked import preload
+from tests.distributed.processes.forked import preload
 from tests.distributed.ranks import run_ranks, values_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(150)]

@@ -13,7 +13,7 @@ import torch
 from trainsync import RunContext, load_sharded
 from trainsync.data.cursor import Item
 
-from tests.distributed.forked import CONTEXT, preload
+from tests.distributed.processes.forked import CONTEXT, preload
 
 EPOCHS: Final = 4
 BATCH, AHEAD = 3, 3

@@ -15,7 +15,7 @@ from trainsync import RunContext
 from trainsync.api.protocol import LoadReport
 
 from tests.distributed.checkpoint.test_neighbour import memory, on_own_node
-from tests.distributed.forked import UNDER_VERL, preload
+from tests.distributed.processes.forked import UNDER_VERL, preload
 
 preload(*UNDER_VERL)
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from tests.distributed.forked import fork_instead_of_spawn
+from tests.distributed.processes.forked import fork_instead_of_spawn
 from tests.distributed.verl import verl_cpu
 
 # CUDA functions that Megatron and mbridge call even without CUDA.

@@ -24,7 +24,7 @@ from trainsync.storage.saves.manifest import read_manifest
 from trainsync.storage.saves.receipts import read_receipt
 
 from tests.distributed.engines.fsdp_models import Content, content
-from tests.distributed.forked import UNDER_VERL, preload
+from tests.distributed.processes.forked import UNDER_VERL, preload
 
 preload(*UNDER_VERL)
 

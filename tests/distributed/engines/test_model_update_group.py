@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from trainsync.api import env
 
-from tests.distributed.forked import preload
+from tests.distributed.processes.forked import preload
 from tests.distributed.ranks import run_ranks, values_of
 
 preload("ray")

@@ -16,7 +16,7 @@ from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import check_manifest, read_manifest
 
 from tests.distributed.engines.fsdp_models import content
-from tests.distributed.forked import preload
+from tests.distributed.processes.forked import preload
 from tests.distributed.ranks import run_ranks, values_of
 from tests.distributed.verl.scenarios.stage import Stage, published, refusal
 

@@ -16,7 +16,7 @@ from trainsync.api.protocol import SaveKind
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import check_manifest, committed_steps, read_manifest
 
-from tests.distributed.forked import UNDER_VERL, preload
+from tests.distributed.processes.forked import UNDER_VERL, preload
 from tests.distributed.verl.trainer import seen_by, shorter, verls_trainer
 from tests.distributed.verl.users import MONITOR, SECONDS, TRAINER, Process, acting, place, volume
 from tests.ports import port_of, reserved_port

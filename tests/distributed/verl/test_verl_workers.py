@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.forked import UNDER_VERL
-from tests.distributed.forked_workers import forking_python
+from tests.distributed.processes.forked import UNDER_VERL
+from tests.distributed.processes.forked_workers import forking_python
 from tests.distributed.small_ray.starting import small_ray
 
 pytest.importorskip("verl.plugin.platform", reason="the extra `verl` is not installed")

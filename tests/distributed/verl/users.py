@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from tests.distributed.forked import CONTEXT
+from tests.distributed.processes.forked import CONTEXT
 
 MONITOR: Final = 65532
 """User of the monitor, and group of all pods of a run."""

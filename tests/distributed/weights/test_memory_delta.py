@@ -14,7 +14,7 @@ from trainsync import ExplorerClient, Synchronizer, Uploader
 from trainsync.weights.transports.object_store.fetcher import MemorySource
 
 from tests.distributed.engines.fsdp_models import Content, content
-from tests.distributed.forked_workers import forking_python
+from tests.distributed.processes.forked_workers import forking_python
 from tests.distributed.small_ray.starting import small_ray
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]

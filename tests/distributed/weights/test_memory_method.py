@@ -22,7 +22,7 @@ from trainsync.weights.transports.object_store.fetcher import MemorySource
 from trainsync.weights.transports.object_store.packing import Packing, digest_of_part
 from trainsync.weights.versions import PartMeta
 
-from tests.distributed.forked_workers import forking_python
+from tests.distributed.processes.forked_workers import forking_python
 from tests.distributed.small_ray.starting import small_ray
 
 pytestmark = [

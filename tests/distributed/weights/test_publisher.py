@@ -26,7 +26,7 @@ from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.transports.object_store import upload
 
 from tests.distributed.engines.fsdp_models import Content, content, engine
-from tests.distributed.forked import preload
+from tests.distributed.processes.forked import preload
 from tests.distributed.ranks import run_ranks, values_of
 
 preload("ray")

@@ -19,7 +19,7 @@ from trainsync.engines.module_engine import TrainedModule
 from trainsync.runtime.errors import JoinError
 from trainsync.weights.synchronizer.roster import STOPPED
 
-from tests.distributed.forked_workers import forked_python
+from tests.distributed.processes.forked_workers import forked_python
 from tests.distributed.weights.synchronizer.actor_deaths import sigkill
 from tests.ports import port_of, reserved_port
 from tests.unit.monitor.fakes import NAMESPACE, UID, FakeApi, RunningMonitor, Signer

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from tests.distributed.forked import CONTEXT, preload
+from tests.distributed.processes.forked import CONTEXT, preload
 
 _SECONDS: Final = 120.0
 

@@ -32,7 +32,7 @@ from trainsync.weights.transports.anchors.publisher import AnchorPublisher
 from trainsync.weights.transports.anchors.reader import AnchorReader
 
 from tests.distributed.engines.fsdp_models import content, engine, expected
-from tests.distributed.forked_workers import forked_python
+from tests.distributed.processes.forked_workers import forked_python
 from tests.distributed.ranks import run_ranks, values_of
 from tests.distributed.weights.synchronizer.actor_deaths import sigkill
 from tests.store.conftest import Place

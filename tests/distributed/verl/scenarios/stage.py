@@ -10,7 +10,7 @@ import torch.distributed as dist
 from trainsync import RunContext, failpoints
 from trainsync.checkpoint.coordinator import CheckpointCoordinator
 
-from tests.distributed.forked import UNDER_VERL, preload
+from tests.distributed.processes.forked import UNDER_VERL, preload
 
 preload(*UNDER_VERL)
 

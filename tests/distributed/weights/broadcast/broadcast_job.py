@@ -31,7 +31,7 @@ from trainsync.weights.transports.broadcast.receiver import WeightReceiver
 from trainsync.weights.transports.process_group.backend import GLOO, NCCL
 from trainsync.weights.transports.process_group.generation import WeightGroup
 
-from tests.distributed.forked import CONTEXT, preload
+from tests.distributed.processes.forked import CONTEXT, preload
 from tests.distributed.weights.broadcast.broadcast_network import Network, Space
 from tests.distributed.weights.broadcast.broadcast_trap import CUT, Trap
 from tests.faults.processes import die_with_parent

@@ -14,7 +14,7 @@ from trainsync.monitor.client.local import LocalMonitorClient
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.claims import next_attempt
 
-from tests.distributed.forked import CONTEXT, preload
+from tests.distributed.processes.forked import CONTEXT, preload
 from tests.unit.checkpoint.memory.keeping import place_in
 
 preload("trainsync.checkpoint.coordinator", "trainsync.monitor.client.local")

@@ -14,7 +14,7 @@ from trainsync.storage.saves import receipts
 from trainsync.storage.saves.receipts import SaveOutcome
 from trainsync.storage.saves.writers import Writer
 
-from tests.distributed.forked import CONTEXT
+from tests.distributed.processes.forked import CONTEXT
 from tests.unit.checkpoint.memory.keeping import INCARNATION
 from tests.unit.checkpoint.rescue.rescues import (
     CHECKPOINT,

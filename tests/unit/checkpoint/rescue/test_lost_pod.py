@@ -21,7 +21,7 @@ from trainsync.monitor.client.disk import DiskMonitorClient
 from trainsync.storage.layout import RunDirectory
 from trainsync.storage.saves.manifest import committed_steps
 
-from tests.distributed.forked import CONTEXT
+from tests.distributed.processes.forked import CONTEXT
 from tests.unit.checkpoint.memory import keeping_process
 from tests.unit.checkpoint.rescue.test_killed_rank import rescuers
 from tests.waiting import eventually

@@ -10,7 +10,7 @@ from trainsync import RunContext, failpoints
 from trainsync.api import env
 from trainsync.checkpoint.save.registration import all_ranks
 
-from tests.distributed.forked import CONTEXT
+from tests.distributed.processes.forked import CONTEXT
 
 VALUES = 30_000_000  # 120 MB: to write so much takes longer than to start an attempt
 

@@ -18,7 +18,7 @@ from trainsync.storage.objects.live import names, references
 from trainsync.storage.objects.live.term import read_term
 from trainsync.storage.saves.receipts import FileEntry, Participant
 
-from tests.unit.checkpoint.save.incremental import URL, context
+from tests.unit.checkpoint.save.places.incremental import URL, context
 
 CHECKPOINT = SaveKind.CHECKPOINT
 MODEL = "actor/model_world_size_1_rank_0.pt"

@@ -1,8 +1,8 @@
-"""``python -m tests.distributed.worker_server SOCKET MODULE…``: forks Python processes.
+"""``python -m tests.distributed.processes.worker_server SOCKET MODULE…``: forks Python processes.
 
 The modules are imported already in each of them: for the example these are five seconds. Otherwise
 such a process is as Python starts it, with its own arguments, environment, files and end. It ends
-with its client (`tests.distributed.worker_client`), and the server with its standard input.
+with its client (`worker_client`), and the server with its standard input.
 """
 
 import atexit

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.forked_workers import forked_python
+from tests.distributed.processes.forked_workers import forked_python
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.distributed
@@ -26,7 +26,7 @@ def test_it_has_its_own_input_and_output_and_its_exit_code_is_told() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_it_and_is_told(number: signal.Signals) -> None:
-    command = [*forked_python(), "-m", "tests.distributed.said_pid"]
+    command = [*forked_python(), "-m", "tests.distributed.processes.said_pid"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())

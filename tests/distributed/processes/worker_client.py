@@ -1,4 +1,4 @@
-"""What is started instead of Python: has a process forked by `tests.distributed.worker_server`.
+"""Started instead of Python: lets `worker_server` beside this file fork a process.
 
 Run without site-packages and with few imports, so that it takes milliseconds. It lives as long as
 the process, ends as the process does, and takes the process with it.

@@ -1,4 +1,4 @@
-"""``python -m tests.distributed.said_pid``: says its pid, and waits for a signal."""
+"""``python -m tests.distributed.processes.said_pid``: says its pid, and waits for a signal."""
 
 import os
 import signal

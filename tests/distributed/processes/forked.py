@@ -33,7 +33,7 @@ def preload(*modules: str) -> None:
     tests share the server's import.
     """
     _modules.update(modules)
-    CONTEXT.set_forkserver_preload([*sorted(_modules), "tests.distributed.frozen"])
+    CONTEXT.set_forkserver_preload([*sorted(_modules), "tests.distributed.processes.frozen"])
 
 
 def fork_instead_of_spawn(method: str | None = None) -> BaseContext:

@@ -23,7 +23,7 @@ from trainsync.storage.objects.live.records import StoredRecords
 from trainsync.storage.objects.live.term import read_term
 from trainsync.storage.saves.receipts import Participant, Receipt
 
-from tests.unit.checkpoint.save.incremental import URL, context
+from tests.unit.checkpoint.save.places.incremental import URL, context
 
 CHECKPOINT = SaveKind.CHECKPOINT
 MODEL = "actor/model_world_size_1_rank_0.pt"

@@ -1,4 +1,4 @@
-"""Ray's workers, and other processes, without imports: see `tests.distributed.worker_server`."""
+"""Ray's workers, and other processes, without imports: see `worker_server` beside this file."""
 
 import os
 import shlex
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 _SOCKET: Final = "FORKED_WORKERS_SOCKET"
+_SERVER: Final = "tests.distributed.processes.worker_server"
 _CLIENT: Final = Path(__file__).with_name("worker_client.py")
 _MODULES: Final = (
     "torch",
@@ -69,7 +70,7 @@ def _server(*modules: str) -> str:
     """The socket of this process's server, which ends with this process."""
     path = Path(tempfile.mkdtemp(prefix="ray-workers-"), "socket")
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.distributed.worker_server", str(path), *_MODULES, *modules],
+        [sys.executable, "-m", _SERVER, str(path), *_MODULES, *modules],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
