@@ -25,5 +25,5 @@ def prepare_for_forks() -> None:
         if "w" in modes and inode == "0":
             begin, end = (int(address, 16) for address in addresses.split("-"))
             for place in range(-(-begin // _HUGE) * _HUGE, end - _HUGE + 1, _HUGE):
-                # Refused where pages are missing, or by an older kernel: then it stays as it is.
+                # Fills missing pages. Refused where all are missing, and by an older kernel.
                 _LIBC.madvise(place, _HUGE, _MADV_COLLAPSE)

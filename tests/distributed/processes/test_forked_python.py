@@ -24,7 +24,7 @@ def test_it_has_its_own_input_and_output_and_its_exit_code_is_told() -> None:
         assert ('{"a":1}' if code == 0 else "Expecting") in getattr(ended, stream)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_ends_it_and_is_told(number: signal.Signals) -> None:
     command = [*forked_python(), "-m", "tests.distributed.processes.said_pid"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

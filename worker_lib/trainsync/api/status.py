@@ -264,7 +264,7 @@ class AtRisk(Model):
 
 
 class AccountClass(StrEnum):
-    """What a second of a pod was spent on; see `trainsync.monitor.account`."""
+    """What a second of a pod was spent on; see `trainsync.monitor.account.account`."""
 
     TRAIN = "train"
     GENERATE = "generate"

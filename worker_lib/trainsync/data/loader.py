@@ -206,7 +206,8 @@ class TrackedLoader(Generic[T]):
         logger.info("epoch %d is dealt out: %d batches", epoch, number)
 
     def _rewind(self, first: int) -> int:
-        """Restore the loader's state at the start of the pass, if it keeps any.
+        """Restore the loader's state at the start of the pass, if there is one to restore; else the
+        pass starts at batch 0.
 
         Returns:
             Number of the batch that it gives next.

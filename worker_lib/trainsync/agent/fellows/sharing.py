@@ -1,10 +1,10 @@
 """Gives held versions to fellows that know the run's key.
 
 A connection carries one file. Each begins with the handshake of a broadcast's control line
-(`trainsync.weights.transports.broadcast`), with the token HMAC-SHA256(the monitor's key, "chain
-fellows") and ``hello {version, file, offset}``, a place in the manifest's files; after the welcome
-come 0x06 and the file's bytes without frames. An object of a store is a version of one file, whose
-path is the object's key.
+(`trainsync.weights.transports.broadcast.link`), with the token HMAC-SHA256(the monitor's key,
+"chain fellows") and ``hello {version, file, offset}``, a place in the manifest's files; after the
+welcome come 0x06 and the file's bytes without frames. An object of a store is a version of one
+file, whose path is the object's key.
 """
 
 import logging

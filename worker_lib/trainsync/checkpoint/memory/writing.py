@@ -1,7 +1,7 @@
 """Puts the file of a state into memory, and gives its bytes from there to the run's storage.
 
 Memory comes first: a part is whole there long before the volume or the store has it, and what
-outlives the rank (`trainsync.checkpoint.rescue`) can write the rest.
+outlives the rank (`trainsync.checkpoint.rescue.process`) can write the rest.
 """
 
 import os

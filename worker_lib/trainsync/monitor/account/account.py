@@ -59,7 +59,7 @@ _AT_REST: Final = (Phase.SUSPENDED, Phase.COMPLETE, Phase.FAILED)
 
 @dataclass
 class Account:
-    """All that there is to keep; see `trainsync.monitor.account`.
+    """All that there is to keep; the docstring of this module says what a second counts as.
 
     Times are Unix seconds on a clock that never goes back.
 

@@ -229,7 +229,7 @@ class StoreExecutor:
         self.revision += 1
 
     def act(self, now: datetime) -> None:
-        """Carry out decisions until none is left, then cleanup. What the store refuses is kept for
+        """Carry out decisions until none is left, then clean up. What the store refuses is kept for
         `health`, and done again with the next call."""
         try:
             while self._decide(now):

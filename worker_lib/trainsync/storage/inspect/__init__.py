@@ -1,5 +1,5 @@
 """Checks a run's directory as `fsck` does, and repairs the findings.
 
 Begin at `findings`; `saves`, `pointers`, `leftovers` and `internal` each look at one part of the
-directory; `repair` repairs what they find.
+directory; `repair` mends what they find.
 """

@@ -129,7 +129,8 @@ class ParticipantFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class Rescue:
-    """A participant's process has died before its receipt; see `trainsync.checkpoint.rescue`.
+    """A participant's process has died before its receipt; see
+    `trainsync.checkpoint.rescue.process`.
 
     ``kept``: its files are whole in memory, and are being written from there.
     """
