@@ -121,7 +121,7 @@ test-unit: setup ## Some five minutes on two cores: no Ray, no cluster
 test-store: setup $(AZURITE_READY) ## Some five minutes: object storage, on real S3 servers and on GCS's API (5 min of Go builds the first time); MINIO=1 for another
 	AZURITE=$(patsubst %/.made,%,$(AZURITE_READY)) MINIO=$(MINIO) $(PYTEST) tests/store -n 3 --dist loadfile
 
-test-distributed: setup ## Ten minutes: torch.distributed and Ray on this machine, three files at a time
+test-distributed: setup ## Seven minutes: torch.distributed and Ray on this machine, three files at a time
 	$(PYTEST) tests/distributed -n 3 --dist loadfile --no-loadscope-reorder
 
 test-cluster: setup $(CLUSTER_READY) images ## Minutes: the operator against a real API server and KubeRay (root)
